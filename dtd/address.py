@@ -119,6 +119,15 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_literal(text: str) -> bool:
+    """Whether the text is an IPv4 or IPv6 address, and not a name."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def is_host(text: str) -> bool:
     """Whether the text is a host name, an IPv4 address or an IPv6 address without brackets."""
     if _ONLY_NUMBERS.fullmatch(text):

@@ -199,7 +199,9 @@ class WorkerConfig:
     )
     listen: Address = field(default=DEFAULT_DATA_ADDRESS, metadata=_LISTEN)
     advertise: str = setting(
-        "", "HOST or HOST:PORT at which other workers reach this one; empty: the listening address."
+        "",
+        "The only HOST or HOST:PORT at which other workers reach this one; empty: where it listens,"
+        " or, if that is [::] or 0.0.0.0, at the first address of the host that answers them.",
     )
     state_dir: Path = field(metadata=_STATE_DIR)
     sandbox: Sandbox = setting(

@@ -147,6 +147,9 @@ _PLAIN: Final[dict[str, Callable[[Reader], Any]]] = {
     "text<=4096": _text,
     "words<=4096": _text,
     "host": lambda reader: reader.choice(("", "h", "127.0.0.1", "::1", "h" * 253)),
+    "hosts<=8": lambda reader: [
+        reader.choice(("10.0.0.1", "::1", "h")) for _ in range(reader.number(9))
+    ],
     "names<=2048": lambda reader: [_text(reader) for _ in range(reader.number(4))],
     "shards<=256": lambda reader: [
         reader.choice((0, 1, 2, 65536)) for _ in range(reader.number(9))

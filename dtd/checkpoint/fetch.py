@@ -13,13 +13,12 @@ from typing import Any, Final
 
 from xxhash import xxh3_64_hexdigest
 
-from dtd.address import Address
 from dtd.checkpoint.assemble import gathered, settled
 from dtd.checkpoint.choice import part_of
 from dtd.checkpoint.tensor_file import FileMerge, Part, PartFiles
 from dtd.errors import CheckpointError, UsageError
 from dtd.net.blocking_link import Connect
-from dtd.net.fetch_client import FetchClient, file_digest
+from dtd.net.fetch_client import FetchClient, addresses_in, file_digest
 from dtd.shown import one_line
 from dtd.wire.session import DataCredential
 
@@ -160,12 +159,11 @@ def _opened(one: Checkpoint, connect: Connect) -> FetchClient:
     Raises:
         CheckpointError: the worker does not offer the state that was reported.
     """
-    address = Address(one["data_host"], one["data_port"])
     resource = f"checkpoint/{one.get('folder', one['job'])}/{one['name']}"
     ticket = DataCredential(
         secret=one["ticket_key"], scope=resource, expires_s=one["ticket_expires_s"]
     )
-    client = FetchClient(address, resource, ticket, connect=connect)
+    client = FetchClient(addresses_in(one), resource, ticket, connect=connect)
     offered = client.manifest.get("digest")
     if offered != one["digest"]:
         client.close()
@@ -212,6 +210,5 @@ def fetch_model(one: Checkpoint, directory: Path, connect: Connect) -> list[Path
         scope=one["resource"],
         expires_s=one["ticket_expires_s"],
     )
-    address = Address(one["data_host"], one["data_port"])
-    with FetchClient(address, one["resource"], ticket, connect=connect) as client:
+    with FetchClient(addresses_in(one), one["resource"], ticket, connect=connect) as client:
         return _fetch_files(client, directory)

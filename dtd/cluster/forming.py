@@ -220,6 +220,7 @@ def _assign(cluster: ClusterState, job: Job, members: list[Worker], holds: list[
             incarnation=w.incarnation,
             host=w.registration.data_host,
             port=w.registration.data_port,
+            others=w.registration.others,
             holds=has,
             serves=w.serves,
         )

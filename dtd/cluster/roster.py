@@ -401,7 +401,8 @@ def hop_bytes(members: Iterable[Worker], before: int) -> int:
 def whole_bytes(members: Sequence[Worker], strides: int, hop_bytes: int) -> int:
     """Most bytes of a bucket that travels whole in a generation, for ASSIGN."""
     tree = Tree(0, len(members), strides_in(strides))
-    one_host = len({member.registration.data_host for member in members}) == 1
+    places = {(one.registration.data_host, one.registration.others) for one in members}
+    one_host = len(places) == 1
     return crossover.whole_bytes(len(members), tree.hops, hop_bytes=hop_bytes, one_host=one_host)
 
 

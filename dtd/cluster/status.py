@@ -313,5 +313,6 @@ def _refused(cluster: ClusterState, worker: Worker) -> Diagnostic:
 
 
 def _at(worker: Worker) -> str:
-    host, port = worker.registration.data_host, worker.registration.data_port
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    at = worker.registration
+    hosts = (f"[{host}]" if ":" in host else host for host in (at.data_host, *at.others))
+    return " or ".join(f"{host}:{at.data_port}" for host in hosts)

@@ -102,10 +102,8 @@ def probe(cluster: ClusterState) -> None:
     if at is None or cluster.now < at:
         return
     for by, other in cluster.links.due(cluster.living(), cluster.now):
-        target = cluster.workers[other]
-        message = m.Probe(
-            name=other, host=target.registration.data_host, port=target.registration.data_port
-        )
+        to = cluster.workers[other].registration
+        message = m.Probe(name=other, host=to.data_host, port=to.data_port, others=to.others)
         cluster.send(by, message)
 
 

@@ -80,12 +80,14 @@ class Source(NamedTuple):
     resource: str
     ticket_expires_s: int
     ticket_key: bytes
+    others: tuple[str, ...]
 
     def shown(self) -> dict[str, Any]:
         """Return the address and the ticket as answers to dtdctl have them."""
         return {
             "data_host": self.host,
             "data_port": self.port,
+            "data_others": list(self.others),
             "ticket_expires_s": self.ticket_expires_s,
             "ticket_key": self.ticket_key,
         }
@@ -377,9 +379,9 @@ class Core:
 
     def source(self, worker: str, resource: str) -> Source:
         """Return the place of a connected worker's resource, and a ticket for it."""
-        registration = self.membership.cluster_of(worker).workers[worker].registration
+        at = self.membership.cluster_of(worker).workers[worker].registration
         expires_s, key = self.links.ticket(worker, resource)
-        return Source(registration.data_host, registration.data_port, resource, expires_s, key)
+        return Source(at.data_host, at.data_port, resource, expires_s, key, at.others)
 
     def check_request(self, caller: Caller, message: m.Message) -> None:
         """Check that the caller may send this request; refusals are in the audit log.

@@ -193,6 +193,7 @@ def _checkpoint(core: Core, found: dict[str, Any], *, ticket: bool) -> dict[str,
         "alive": alive,
         "data_host": worker.registration.data_host if worker is not None else "",
         "data_port": worker.registration.data_port if worker is not None else 0,
+        "data_others": list(worker.registration.others) if worker is not None else [],
     }
 
 

@@ -41,7 +41,7 @@ _MARKS: Final = {"ok": ("ok  ", output.GREEN), "warn": ("warn", output.YELLOW)}
 _FAIL: Final = ("FAIL", output.RED)
 ANSWER_TIMEOUT_S: Final = 200.0
 """Beyond the coordinator's own patience with a worker."""
-_LINK_HEADINGS: Final = ("FROM", "TO", "ROUND TRIP", "BANDWIDTH")
+_LINK_HEADINGS: Final = ("FROM", "AT", "TO", "ROUND TRIP", "BANDWIDTH")
 _NEEDED_HEADINGS: Final = (
     *("MEMORY OF", *(part.upper() for part in NEEDED_PARTS)),
     *("ALL", "AVAILABLE"),
@@ -250,7 +250,7 @@ def _print(report: Report) -> None:
 
 def _link_row(link: Values) -> tuple[str, ...]:
     speeds = figures.span(link["rtt_s"]), figures.bandwidth(link["bytes_per_s"])
-    return link["from"], link["to"], *speeds
+    return link["from"], link["host"], link["to"], *speeds
 
 
 def _forecast_row(one: dict[str, Any]) -> tuple[str, ...]:

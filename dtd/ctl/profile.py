@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd import figures
-from dtd.address import Address
 from dtd.ctl import output
 from dtd.ctl.answers import RECONNECT_EVERY_S, Answer, ask, show
 from dtd.ctl.checkpoints import HOLDERS_BACK_S, connect_for
 from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, HolderUnreachable, ProfileError, UsageError
 from dtd.net.blocking_link import Connect
-from dtd.net.fetch_client import FetchClient
+from dtd.net.fetch_client import FetchClient, addresses_in
 from dtd.observe.profile.limits import StepTimes, Verdict, median_times, verdict
 from dtd.observe.profile.spans import NS
 from dtd.observe.profile.trace import MAX_JSON_BYTES, WorkerTrace, decoded, trace_events
@@ -112,8 +111,7 @@ def _fetch(one: Values, file: str, scratch: Path, connect: Connect) -> WorkerTra
     ticket = DataCredential(
         secret=one["ticket_key"], scope=resource, expires_s=one["ticket_expires_s"]
     )
-    address = Address(one["data_host"], one["data_port"])
-    with FetchClient(address, resource, ticket, connect=connect) as client:
+    with FetchClient(addresses_in(one), resource, ticket, connect=connect) as client:
         client.fetch(name, scratch)
     return decoded(
         _read(scratch, one["name"]),

@@ -79,6 +79,15 @@ class RingCollective(NodeCollective):
         self._bridge = bridge
         super().__init__(self.endpoint.nodes, run=self._post, end=self.endpoint.end, agreed=agreed)
 
+    def host(self) -> str:
+        """Return an address of this rank for the others, once the ring is up.
+
+        Of several, that at which the previous rank has called it.
+        """
+        own = self.assign.roster[self.rank]
+        previous = self.endpoint.links.get(self.endpoint.neighbours.previous)
+        return own.host if previous is None or not own.others else previous.own_host()
+
     def _post(self, function: Callable[..., None], *arguments: object) -> None:
         self._bridge.post(self._on_posted, function, arguments)
 

@@ -20,6 +20,7 @@ from typing import Final
 
 from dtd.address import Address
 from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.exchange.dialling import Dialling, failure_text
 from dtd.exchange.memory_offers import SharedMemory
 from dtd.exchange.node import RING, SCRATCH_SLOTS, STAR, Node, NodeCollective
 from dtd.exchange.schedule.coding_choice import Mode
@@ -28,11 +29,11 @@ from dtd.exchange.schedule.machine import Machine
 from dtd.exchange.schedule.neighbours import ENDED, Neighbour, Neighbours, RingLoss
 from dtd.exchange.schedule.schedules import RingSchedules, StarSchedules
 from dtd.exchange.schedule.tree import strides_in
+from dtd.net.attempts import Routes
 from dtd.net.coding_link import Coding, CodingLink
 from dtd.net.data_server import RING_STAGING_BYTES, DataServer
 from dtd.net.link import Link, Traffic
 from dtd.net.liveness import Lifeline, LinkHeartbeats
-from dtd.net.tls import tls_fault
 from dtd.planes import PLANES
 from dtd.wire import messages as m
 from dtd.wire.frames import Hold
@@ -53,38 +54,6 @@ _NODE: Final = (m.Chunk, m.SmallGather)
 _SHARED: Final = (m.ShmOffer, m.ShmRequest, m.ShmMapped)
 
 
-async def dial(
-    neighbours: Neighbours,
-    neighbour: Neighbour,
-    new_link: Callable[[], Link],
-    *,
-    context: ssl.SSLContext | None,
-    pause_s: float = 0.0,
-) -> None:
-    """Retry until a neighbour accepts; the heartbeats limit how long that may take.
-
-    Args:
-        neighbours: all neighbours of this rank; nothing is retried once they have ended.
-        neighbour: the one to connect to, whose process may not listen yet.
-        new_link: creates the opening side of the link, for each attempt.
-        context: TLS, if the job requires it.
-        pause_s: how long to wait before the first attempt.
-    """
-    await asyncio.sleep(pause_s)
-    to = neighbours.members[neighbour]
-    while not neighbours.ended:
-        try:
-            await asyncio.get_running_loop().create_connection(
-                new_link, to.host, to.port, ssl=context
-            )
-        except OSError as error:
-            fault = tls_fault(error) if isinstance(error, ssl.SSLError) else error.strerror
-            neighbours.refusals[neighbour] = fault or str(error)
-            await asyncio.sleep(CONNECT_PAUSE_S)
-        else:
-            return
-
-
 class RingEndpoint:
     """This worker's end of one generation's ring, on the event loop.
 
@@ -100,12 +69,13 @@ class RingEndpoint:
         fd_dir: directory private to this user, through which neighbours pass each other memory to
             read; None sends everything over the sockets.
         lossless: whether payloads are coded, as in the job file.
+        routes: the addresses at which members have answered; kept between generations.
 
     Attributes:
         node: the ring's node.
         star: the star's node and what it has to send; None without servers.
         neighbours: the other ends of the links, and whether the generation has ended.
-        links: by neighbour, those that are open or about to open.
+        links: by neighbour, those that are open.
     """
 
     def __init__(
@@ -121,6 +91,7 @@ class RingEndpoint:
         context: ssl.SSLContext | None = None,
         fd_dir: Path | None = None,
         lossless: Mode = "off",
+        routes: Routes | None = None,
     ) -> None:
         self.assign = assign
         self.listener = listener
@@ -135,13 +106,14 @@ class RingEndpoint:
         self.links: dict[Neighbour, CodingLink] = {}
         self._at: dict[Link, Neighbour] = {}
         self._server = server
+        self.routes = routes or Routes()
         self._lifeline = lifeline
         self._context = context
         self._lifelines: dict[Link, str] = {}
         self._pass = DataCredential.of(assign)
         self._coding = Coding(lossless)
         self._meter = HopMeter()
-        self._dialling: dict[Neighbour, asyncio.Task[None]] = {}
+        self._dialling: list[asyncio.Task[None]] = []
         self._silence_s = silence_s
         self._heartbeats = LinkHeartbeats(
             generation=assign.generation,
@@ -176,7 +148,7 @@ class RingEndpoint:
         self._heartbeats.begin()
         for neighbour in self.neighbours.members:
             if neighbour.opens:
-                self._dial(neighbour)
+                self._dialling.append(asyncio.create_task(self._dial(neighbour)))
         self._server.expect_ring(self.assign, self.accept, encrypted=self._context is not None)
 
     def traffic(self) -> Traffic:
@@ -204,35 +176,56 @@ class RingEndpoint:
 
     # --- connecting --------------------------------------------------------------------------
 
-    def _dial(self, neighbour: Neighbour, pause_s: float = 0.0) -> None:
-        """Start connecting to a neighbour that waits for this rank."""
-        dialling = dial(
-            self.neighbours,
-            neighbour,
-            partial(self._new_link, neighbour),
-            context=self._context,
-            pause_s=pause_s,
-        )
-        self._dialling[neighbour] = asyncio.create_task(dialling)
+    async def _dial(self, neighbour: Neighbour) -> None:
+        """Retry until a neighbour accepts; the heartbeats limit how long that may take.
 
-    def _new_link(self, neighbour: Neighbour) -> CodingLink:
+        Its process may not listen yet, or have no room for callers.
+        """
+        to = self.neighbours.members[neighbour]
+        while not self.neighbours.ended:
+            dialling = Dialling(
+                self.routes.addresses(to),
+                partial(self._new_link, neighbour),
+                opened=partial(self._opened, neighbour),
+                context=self._context,
+            )
+            if await dialling.run():
+                return
+            self.neighbours.refusals[neighbour] = failure_text(dialling.failures)
+            loss = self.neighbours.refused(neighbour, list(dialling.failures.values()))
+            if loss is not None:
+                self.lose(loss)
+            await asyncio.sleep(CONNECT_PAUSE_S)
+
+    def _new_link(self, neighbour: Neighbour, handler: Dialling) -> CodingLink:
         """Create the opening side of a link of this generation."""
         name = self.assign.roster[self.assign.rank].name
         hello = replace(self._pass.hello(neighbour.role, name), coding=PLANES)
-        link = CodingLink(
-            self, hello=hello, secret=self._pass.secret, staging_bytes=RING_STAGING_BYTES
+        return CodingLink(
+            handler,
+            hello=hello,
+            secret=self._pass.secret,
+            staging_bytes=RING_STAGING_BYTES,
+            peer_name=self.neighbours.members[neighbour].name,
         )
+
+    def _opened(self, neighbour: Neighbour, link: CodingLink, address: Address) -> None:
+        """A rank that this one has called has answered."""
+        self.routes.answered(self.neighbours.members[neighbour], address)
         self._own(link, neighbour)
-        return link
 
     def _own(self, link: CodingLink, neighbour: Neighbour) -> None:
-        """This link is the one with a neighbour, instead of one that was never connected."""
-        before = self.links.get(neighbour)
-        if before is not None:
-            self._at.pop(before, None)
-        link.coding = self._coding
+        """This link is the one with a neighbour; with the last one the ring is up."""
+        link.handler, link.coding = self, self._coding
         self.links[neighbour] = link
         self._at[link] = neighbour
+        if self.neighbours.ended:
+            link.abort()
+            return
+        self._heartbeats.attach(neighbour, link)
+        if self.neighbours.attached(neighbour):
+            self._hold_lifelines()
+            self.listener.ring_up()
 
     def accept(self, link: Link, hello: m.Hello) -> None:
         """A neighbour has connected and proved that it has the generation's key."""
@@ -240,32 +233,19 @@ class RingEndpoint:
         if hello.role == m.Role.LIFELINE:
             self._accept_lifeline(link, hello.rank)
             return
-        neighbour = self.neighbours.caller(m.Role(hello.role), hello.rank)
-        self._own(link, neighbour)
-        link.handler = self
-        self._attach(neighbour, link)
+        self._own(link, self.neighbours.caller(m.Role(hello.role), hello.rank))
 
     def _accept_lifeline(self, link: CodingLink, rank: int) -> None:
         """It is idle until the neighbour's process ends."""
         self._lifelines[link] = self.neighbours.lifeline_of(rank)
         link.handler = self
 
-    def _attach(self, neighbour: Neighbour, link: Link) -> None:
-        """A neighbour's link is open; with the last one the ring is up."""
-        if self.neighbours.ended:
-            return
-        self._heartbeats.attach(neighbour, link)
-        if self.neighbours.attached(neighbour):
-            self._hold_lifelines()
-            self.listener.ring_up()
-
     def _hold_lifelines(self) -> None:
         """Open lifelines to both neighbours; they are connected, so they accept this ring's."""
         if self._lifeline is None:
             return
         both = (self.neighbours.next, self.neighbours.previous)
-        members = (self.neighbours.members[one] for one in both)
-        targets = {Address(one.host, one.port) for one in members}
+        targets = {self._lifeline_to(one) for one in both}
         self._lifeline.hold(
             sorted(targets, key=str),
             name=self.assign.roster[self.assign.rank].name,
@@ -274,11 +254,17 @@ class RingEndpoint:
             context=self._context,
         )
 
+    def _lifeline_to(self, neighbour: Neighbour) -> Address:
+        """Return the neighbour's address at which the link with it ends, if others may call it."""
+        member, there = self.neighbours.members[neighbour], self.links[neighbour].peer_host()
+        known = self.routes.addresses(member)
+        return next((address for address in known if address.host == there), known[0])
+
     # --- LinkHandler -------------------------------------------------------------------------
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
-        """A rank that this one has called has answered."""
-        self._attach(self._at[link], link)
+        """A link is handed over once it is open."""
+        raise AssertionError("a link that was open")
 
     def link_place(
         self, link: Link, message: m.Message, payload_bytes: int
@@ -325,13 +311,7 @@ class RingEndpoint:
             name = self._lifelines.pop(link)
             self.lose(RingLoss(suspect=name, evidence=ENDED, reason="its process has ended"))
             return
-        neighbour = self._at.get(link)
-        if neighbour is None:  # another attempt has replaced it
-            return
-        if self.neighbours.calls_again(neighbour, error):
-            self._dial(neighbour, CONNECT_PAUSE_S)
-            return
-        self.lose(self.neighbours.closed(neighbour, error))
+        self.lose(self.neighbours.closed(self._at[link], error))
 
     # --- ending ------------------------------------------------------------------------------
 
@@ -347,7 +327,7 @@ class RingEndpoint:
             return
         self._heartbeats.end()
         self._shared.close()
-        for dialling in self._dialling.values():
+        for dialling in self._dialling:
             dialling.cancel()
         for link in (*self.links.values(), *self._lifelines):
             link.abort()

@@ -54,6 +54,7 @@ class BlockingLink:
         place: provides payload memory; without it each payload gets its own.
         connect: opens the TCP connection.
         coding: the coding of payloads that the caller can undo; 0: none.
+        peer_name: the name that the other side must state in WELCOME; empty: any.
 
     Attributes:
         peer_name: the name that the other side states in WELCOME.
@@ -70,6 +71,7 @@ class BlockingLink:
         place: Place | None = None,
         connect: Connect = connect_tcp,
         coding: int = 0,
+        peer_name: str = "",
     ) -> None:
         deadline_s = time.monotonic() + timeout_s
         self._send_timeout_s = timeout_s
@@ -78,6 +80,7 @@ class BlockingLink:
             random_bytes=os.urandom,
             place=lambda message, size: None if place is None else place(message, size),
             staging_bytes=_STAGING_BYTES if place is None else STAGING_BYTES,
+            peer_name=peer_name,
         )
         self._received: deque[Received] = deque()
         self._failure: ProtocolError | None = None

@@ -12,7 +12,7 @@ import contextlib
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
@@ -22,6 +22,7 @@ from dtd.address import Address
 from dtd.durable import synced
 from dtd.errors import CheckpointError, ErrorCode, HolderUnreachable, ProtocolError, RequestRefused
 from dtd.json_reader import read_json
+from dtd.net.attempts import first_link
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
@@ -34,6 +35,13 @@ CLIENT_NAME: Final = "dtdctl"
 
 MAX_MANIFEST_BYTES: Final = 64 << 20
 MAX_BLOBS: Final = 1 << 20
+
+
+def addresses_in(answer: Mapping[str, Any]) -> tuple[Address, ...]:
+    """Return the addresses of a data port in an answer of the coordinator, best first."""
+    hosts = (answer["data_host"], *answer["data_others"])
+    return tuple(Address(host, answer["data_port"]) for host in hosts)
+
 
 # Called with the number of bytes received of the file, and its size.
 OnBytes = Callable[[int, int], None]
@@ -84,7 +92,7 @@ class FetchClient:
     """One open resource of a worker; use it as a context manager.
 
     Args:
-        address: the worker's data port.
+        to: the addresses of the worker's data port, best first.
         resource: "checkpoint/DIRECTORY/NAME".
         ticket: the credential for the resource.
         timeout_s: bound on connecting and on each answer.
@@ -100,28 +108,33 @@ class FetchClient:
 
     def __init__(
         self,
-        address: Address,
+        to: Sequence[Address],
         resource: str,
         ticket: DataCredential,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         *,
         connect: Connect = connect_tcp,
     ) -> None:
-        self._where = f"{resource} at {address}"
+        self._where = f"{resource} at {to[0]}"
         self._timeout_s = timeout_s
         from dtd.planes import PLANES, PlaneCoder  # here: dtdctl does not wait for numpy
 
         self._coder = PlaneCoder()
         with self._failures_told():
-            self._link = BlockingLink(
-                address,
-                role=m.Role.FETCH,
-                name=CLIENT_NAME,
-                timeout_s=timeout_s,
-                entry=ticket,
-                connect=connect,
-                coding=PLANES,
+            self._link, address = first_link(
+                to,
+                lambda address, connect: BlockingLink(
+                    address,
+                    role=m.Role.FETCH,
+                    name=CLIENT_NAME,
+                    timeout_s=timeout_s,
+                    entry=ticket,
+                    connect=connect,
+                    coding=PLANES,
+                ),
+                connect,
             )
+        self._where = f"{resource} at {address}"
         try:
             with self._failures_told():
                 blobs, manifest = open_resource(self._link, resource, timeout_s=timeout_s)

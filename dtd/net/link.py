@@ -127,6 +127,7 @@ class Link(asyncio.BufferedProtocol):
         secret: on a data connection, the secret shared by both sides.
         staging_bytes: read-ahead of the decoder; small where payloads are large.
         peer_role: with TLS, the role that the other side's certificate must have; empty: any.
+        peer_name: the name that the other side must state in WELCOME; empty: any.
 
     Attributes:
         identity: the peer's identity; None when it is not known.
@@ -149,6 +150,7 @@ class Link(asyncio.BufferedProtocol):
         secret: bytes = b"",
         staging_bytes: int = STAGING_BYTES,
         peer_role: str = "",
+        peer_name: str = "",
     ) -> None:
         self.identity: Identity | None = None
         self.peer = ""
@@ -163,6 +165,7 @@ class Link(asyncio.BufferedProtocol):
             random_bytes=os.urandom,
             place=self._place,
             staging_bytes=staging_bytes,
+            peer_name=peer_name,
         )
         self.on_lost: Callable[[], object] = lambda: None
         self.sent_bytes = 0
@@ -244,6 +247,10 @@ class Link(asyncio.BufferedProtocol):
     def peer_host(self) -> str:
         """Address of the other side without the port, or its user on this host."""
         return self.peer if self.peer.startswith(SCHEME) else self.peer.rsplit(":", 1)[0]
+
+    def own_host(self) -> str:
+        """Address of this side without the port; empty for other sockets."""
+        return _host(self._ends[0]) if self._ends[0] else ""
 
     # --- sending ---------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ with it or displays it need not check again.  Pure.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -36,6 +37,8 @@ FIGURES: Final = 256
 NAMES: Final = 2048
 SHARD_BOUNDS: Final = 256
 MOST_BOUND: Final = 1 << 16
+
+HOSTS: Final = 8
 
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]*")
 _MOST: Final = 2**63 - 1
@@ -127,6 +130,23 @@ def _host(where: str, value: Any) -> str:
     host = _text(HOST_CHARACTERS)(where, value)
     if not _HOST.fullmatch(host):
         raise bad_field(where, "a host may contain only letters, digits and . _ : % -")
+    return host
+
+
+def _hosts(where: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise bad_field(where, f"expected a list, got {type(value).__name__}")
+    if len(value) > HOSTS:
+        raise bad_field(where, f"list of {len(value)} > {HOSTS}")
+    return tuple(_literal(f"{where}[{index}]", one) for index, one in enumerate(value))
+
+
+def _literal(where: str, value: Any) -> str:
+    host = _host(where, value)
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        raise bad_field(where, f"{shown(host)} is not an IPv4 or IPv6 address") from None
     return host
 
 
@@ -257,6 +277,7 @@ Text = Annotated[str, f"text<={TEXT_CHARACTERS}", _text(TEXT_CHARACTERS)]
 Directory = Annotated[str, f"text<={PATH_CHARACTERS}", _text(PATH_CHARACTERS)]
 Words = Annotated[str, f"words<={WORDS_CHARACTERS}", _Words(WORDS_CHARACTERS)]
 Host = Annotated[str, "host", _host]
+Hosts = Annotated[tuple[str, ...], f"hosts<={HOSTS}", _hosts]
 Octets = Annotated[bytes, f"octets<={OCTETS_BYTES}", _octets(OCTETS_BYTES)]
 StepRows = Annotated[bytes, f"octets<={MAX_STEP_ROWS_BYTES}", _step_rows]
 Map = Annotated[dict[str, Any], "map", _plain_map]

@@ -89,6 +89,7 @@ class Session:
         random_bytes: generates a nonce of the given number of bytes.
         place: provides the memory of payloads once the connection is open.
         staging_bytes: read-ahead; small where payloads are large.
+        peer_name: the name that the accepting side must state in WELCOME; empty: any.
 
     Attributes:
         opened: this side opened the connection.
@@ -108,6 +109,7 @@ class Session:
         random_bytes: Callable[[int], bytes],
         place: Place = lambda _message, _payload_bytes: None,
         staging_bytes: int = STAGING_BYTES,
+        peer_name: str = "",
     ) -> None:
         self.opened = role is not None
         self.role = role
@@ -115,6 +117,7 @@ class Session:
         self.max_payload_bytes = DEFAULT_MAX_PAYLOAD_BYTES
         self.knows_peer = False
         self._accepts = accepts
+        self._peer_name = peer_name
         self._random_bytes = random_bytes
         self._owner_place = place
         self._decoder = FrameDecoder(self._place, staging_bytes=staging_bytes)
@@ -350,6 +353,9 @@ class Session:
         least = self._hello.tag if self._hello is not None else FLAG_XXH3
         if self._secret and welcome.tag < least:
             raise bad_field("WELCOME.tag", f"{welcome.tag} is less than {least}")
+        if self._peer_name and welcome.name != self._peer_name:
+            said = f"{escaped(welcome.name)} answers, not {self._peer_name}"
+            raise ProtocolError(ErrorCode.WRONG_SOURCE, said)
 
     def _check_nonce(self, where: str, message: m.Hello | m.Welcome) -> None:
         """Check that there is a nonce if and only if there is a key."""

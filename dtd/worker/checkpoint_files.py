@@ -19,7 +19,6 @@ from typing import Final
 
 import structlog
 
-from dtd.address import Address
 from dtd.checkpoint.assemble import FoundPart, assemble, gathered, settled
 from dtd.checkpoint.format import (
     MANIFEST_FILE,
@@ -34,6 +33,7 @@ from dtd.checkpoint.writer import Drafts
 from dtd.engine.shards import WHOLE, ShardSet
 from dtd.errors import CheckpointError, PartsDiffer
 from dtd.job.terms import folder_of
+from dtd.net.attempts import addresses
 from dtd.net.blocking_link import Connect
 from dtd.net.data_server import Resource, file_blob
 from dtd.net.fetch_client import FetchClient
@@ -327,8 +327,7 @@ def _fetched(
     name = one.resource.rpartition("/")[2]
     path = place / str(len([*place.glob("*")])) / name
     path.mkdir(parents=True)
-    address = Address(one.host, one.port)
-    with FetchClient(address, one.resource, ticket, connect=connect) as client:
+    with FetchClient(addresses(one), one.resource, ticket, connect=connect) as client:
         (path / MANIFEST_FILE).write_text(json.dumps(client.manifest))
         manifest = read_manifest(path)
         reported = _part(one)

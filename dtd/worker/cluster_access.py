@@ -19,6 +19,7 @@ from dtd import __version__
 from dtd.address import ANY_IPV4, ANY_IPV6, Address
 from dtd.config import DEFAULT_DATA_ADDRESS, WorkerConfig
 from dtd.errors import ConfigError
+from dtd.net.interfaces import interfaces, offered
 from dtd.security.clock import WARN_BEFORE_DAYS
 from dtd.security.credential import (
     Credential,
@@ -64,7 +65,7 @@ def registration(
     """
     advertised = config.advertised(bound)
     host = advertised.host
-    if advertised.is_wildcard:  # then as the coordinator sees it
+    if advertised.is_wildcard:  # then as the coordinator sees it, and at all of the host's
         host = "" if ":" in host else ANY_IPV4
     return m.Register(
         name=config.name,
@@ -80,6 +81,14 @@ def registration(
         serves=config.role == "server",
         instructions=best_instructions(config.device, os.environ),
     )
+
+
+def with_hosts(register: m.Register) -> m.Register:
+    """REGISTER with the present addresses of this host, if the worker listens on all of them."""
+    if register.data_host not in ("", ANY_IPV4):
+        return register
+    others = offered(interfaces(), ipv4_only=register.data_host == ANY_IPV4)
+    return dataclasses.replace(register, others=others)
 
 
 # --- how a worker authenticates to the coordinator, and what that means for its settings ---------

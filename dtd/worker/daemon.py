@@ -43,7 +43,12 @@ from dtd.shown import cut, cut_trace
 from dtd.wire import messages as m
 from dtd.wire.session import State
 from dtd.worker.checkpoint_files import drop_checkpoint, open_checkpoint
-from dtd.worker.cluster_access import CredentialRenewal, coordinator_targets, registration
+from dtd.worker.cluster_access import (
+    CredentialRenewal,
+    coordinator_targets,
+    registration,
+    with_hosts,
+)
 from dtd.worker.control import ControlConnection, Requests
 from dtd.worker.host_checks import ATEN_CPU_CAPABILITY
 from dtd.worker.job_thread import Facilities, OwnScript
@@ -356,7 +361,7 @@ class Worker:
         if isinstance(message, m.Finished | m.Failed):
             self._send_output(ended=True)  # a client that waits for the end finds all output
         elif isinstance(message, m.Register):
-            message = dataclasses.replace(message, clock_s=self._loop.time())
+            message = dataclasses.replace(with_hosts(message), clock_s=self._loop.time())
         self._control.send(message)
 
     def _raise(self, order: m.Signal) -> None:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from dtd.address import Address
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused, RingBroken
 from dtd.exchange.schedule.neighbours import CORRUPT, RESET, SILENT, UNREACHABLE
+from dtd.net.attempts import Routes, first_link
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.net.data_server import MAX_REQUESTS_AHEAD
 from dtd.net.fetch_client import open_resource, unexpected
@@ -203,6 +203,7 @@ def fetch_state(
     ring: RingCollective,
     connect: Connect = connect_tcp,
     coded: bool = True,
+    routes: Routes | None = None,
 ) -> FetchFigures:
     """Fetch `resource` from `donors` into the run.
 
@@ -216,6 +217,7 @@ def fetch_state(
         ring: cuts the fetch off when it breaks.
         connect: makes the connections.
         coded: donors may code what they send.
+        routes: the addresses at which donors have answered.
 
     Raises:
         RingBroken: no donor is left, or the ring broke; what we held is unchanged.
@@ -231,6 +233,7 @@ def fetch_state(
         silence_s=silence_s,
         connect=connect,
         coding=PLANES if coded else 0,
+        routes=routes or Routes(),
     )
     ring.on_broken(fetch.stripes.stop)
     size = fetch.into(run, ring)
@@ -268,8 +271,10 @@ class _Fetch:
         silence_s: float,
         connect: Connect,
         coding: int,
+        routes: Routes,
     ) -> None:
         self._coding = coding
+        self._routes = routes
         self._count = min(DONORS_AT_ONCE, len(donors))
         self.stripes = RangeScheduler(self._count)
         self.gave: set[str] = set()
@@ -324,16 +329,22 @@ class _Fetch:
         lane = _Lane()
         link = None
         try:
-            link = BlockingLink(
-                Address(donor.host, donor.port),
-                role=m.Role.FETCH,
-                name=self._by,
-                timeout_s=self._silence_s,
-                entry=self._entry,
-                connect=self._connect,
-                place=lambda message, size: self._place(lane, message, size),
-                coding=self._coding,
+            link, address = first_link(
+                self._routes.addresses(donor),
+                lambda address, connect: BlockingLink(
+                    address,
+                    role=m.Role.FETCH,
+                    name=self._by,
+                    timeout_s=self._silence_s,
+                    entry=self._entry,
+                    connect=connect,
+                    place=lambda message, size: self._place(lane, message, size),
+                    coding=self._coding,
+                    peer_name=donor.name,
+                ),
+                self._connect,
             )
+            self._routes.answered(donor, address)
             self.stripes.enter(link)
             _, manifest = open_resource(link, self._resource, silence_s=self._silence_s)
             self.stripes.agree(manifest)

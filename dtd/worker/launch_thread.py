@@ -197,7 +197,7 @@ class LaunchThread(JobThread):
         rendezvous = Rendezvous(
             rank=ring.rank,
             world_size=ring.world_size,
-            host=ring.assign.roster[ring.rank].host,
+            host=ring.host(),
             timeout_s=STORE_TIMEOUT_S,
         )
         entries = _gather(ring, 0, _START.pack(self._starts) + rendezvous.place)

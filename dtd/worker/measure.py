@@ -31,7 +31,8 @@ from dtd.config import WorkerConfig
 from dtd.diagnostics import Diagnostic
 from dtd.errors import CheckpointError, DtdError, RequestRefused
 from dtd.json_reader import read_json
-from dtd.net.blocking_link import BlockingLink
+from dtd.net.attempts import addresses, first_link
+from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.net.data_server import (
     MAX_REQUESTS_AHEAD,
     PROBE_SCOPE,
@@ -113,29 +114,44 @@ def host_figures(config: WorkerConfig) -> dict[str, Any]:
 # --- a link --------------------------------------------------------------------------------------
 
 
-def _open_link(message: m.Measure | m.Probe, by: str, timeout_s: float) -> BlockingLink:
+def _open_link(
+    message: m.Measure | m.Probe, by: str, timeout_s: float
+) -> tuple[BlockingLink, Address]:
     """Call the data port of the worker that `message` names; what it sends is thrown away."""
     scratch = memoryview(bytearray(MOST_RANGE_BYTES))
-    return BlockingLink(
-        Address(message.host, message.port),
-        role=m.Role.FETCH,
-        name=by,
-        timeout_s=timeout_s,
-        entry=DataCredential(
-            secret=message.ticket_key,
-            scope=PROBE_SCOPE,
-            expires_s=message.ticket_expires_s,
-        ),
-        place=lambda _message, size: scratch[:size] if 0 < size <= len(scratch) else None,
-    )
+
+    def open_at(address: Address, connect: Connect) -> BlockingLink:
+        return BlockingLink(
+            address,
+            role=m.Role.FETCH,
+            name=by,
+            timeout_s=timeout_s,
+            entry=DataCredential(
+                secret=message.ticket_key,
+                scope=PROBE_SCOPE,
+                expires_s=message.ticket_expires_s,
+            ),
+            place=lambda _message, size: scratch[:size] if 0 < size <= len(scratch) else None,
+            connect=connect,
+            peer_name=message.name,
+        )
+
+    return first_link(addresses(message), open_at, connect_tcp)
 
 
 def _link_figures(message: m.Measure, by: str) -> dict[str, Any]:
     """Figures of the direction from the other worker to this one; runs in a thread."""
-    with contextlib.closing(_open_link(message, by, LINK_TIMEOUT_S)) as link:
+    link, address = _open_link(message, by, LINK_TIMEOUT_S)
+    with contextlib.closing(link):
         open_resource(link, PROBE_SCOPE, timeout_s=LINK_TIMEOUT_S)
-        found = {"rtt_s": _round_trip_s(link), "same_host": link.is_same_host}
-        return found if message.what == "latency" else found | {"bytes_per_s": _bytes_per_s(link)}
+        figures = {
+            "host": address.host,
+            "rtt_s": _round_trip_s(link),
+            "same_host": link.is_same_host,
+        }
+        if message.what == "bandwidth":
+            figures["bytes_per_s"] = _bytes_per_s(link)
+        return figures
 
 
 def _round_trip_s(link: BlockingLink) -> float:
@@ -345,7 +361,7 @@ class PeerDiagnostics:
         known = self._unreached.pop(probe.name, None)
         if answer.reachable:
             return
-        where = str(Address(probe.host, probe.port))
+        where = " or ".join(map(str, addresses(probe)))
         tell = diagnostics.data_port_narrow if answer.greeted else diagnostics.data_port_closed
         diagnostic = tell(probe.name, where, answer.reason)
         self._unreached[probe.name] = diagnostic
@@ -390,12 +406,10 @@ def probe(message: m.Probe, *, by: str, timeout_s: float) -> m.Probed:
     """
     greeted, reason = False, ""
     try:
-        with contextlib.closing(_open_link(message, by, timeout_s)) as link:
-            greeted = link.peer_name == message.name
-            if greeted:
-                _fetch_zeros(link, timeout_s)
-            else:
-                reason = f"{link.peer_name} answers there"
+        link, _ = _open_link(message, by, timeout_s)
+        with contextlib.closing(link):
+            greeted = True
+            _fetch_zeros(link, timeout_s)
     except TimeoutError:
         reason = f"no answer within {timeout_s:g} s"
         if greeted:

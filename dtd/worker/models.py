@@ -214,6 +214,7 @@ def _listed(source: m.ModelSource) -> dict[str, Any]:
         "worker": source.name,
         "data_host": source.host,
         "data_port": source.port,
+        "data_others": list(source.others),
         "resource": source.resource,
         "folder": folder.rpartition("/")[2],
         "name": name,

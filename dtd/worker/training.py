@@ -29,6 +29,7 @@ from dtd.errors import ConfigError
 from dtd.exchange.collective import RingCollective
 from dtd.job import JobSpec
 from dtd.names import LAUNCHED
+from dtd.net.attempts import Routes
 from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.tls import tls_connect
 from dtd.security.identity import WORKER
@@ -82,6 +83,7 @@ class Training:
         self.checkpoint_directory = spec.checkpoint.directory
         self.ring: RingCollective | None = None
         self._worker = worker
+        self._routes = Routes()
         self._context = context if spec.sync.encryption == "tls" else None
         self._fd_dir = fd_directory(worker.config.state_dir, os.environ)
         self._output = output
@@ -192,6 +194,7 @@ class Training:
             context=self._context,
             fd_dir=self._fd_dir,
             lossless=self._lossless,
+            routes=self._routes,
         )
         self.ring.endpoint.connect()
         self._thread.assign(self.ring)

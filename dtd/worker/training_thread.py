@@ -258,7 +258,7 @@ class TrainingThread(JobThread):
         self._take_over(run, ring)
         ring.wait_up()
         writers = checkpoint_writers(
-            [member_.host for member_ in roster],
+            [str((member_.host, *member_.others)) for member_ in roster],
             self._spec.checkpoint.copies,
             sharded=self._spec.strategy.name in SHARDED,
             servers=servers,
@@ -288,7 +288,7 @@ class TrainingThread(JobThread):
                 transport,
                 rank=ring.rank,
                 world_size=ring.world_size,
-                host=ring.assign.roster[ring.rank].host,
+                host=ring.host(),
                 device=self._config.device,
                 connect_timeout_s=self._silence_s,
             ),
@@ -314,6 +314,7 @@ class TrainingThread(JobThread):
                 ring=ring,
                 connect=ring.connect_data,
                 coded=self._spec.sync.lossless != "off",
+                routes=ring.endpoint.routes,
             )
             log.info("state_received", **dataclasses.asdict(figures))
             return

@@ -146,7 +146,7 @@ def test_garbage_costs_nobody_but_its_sender(idle, two_jobs, tmp_path):
     ticket = DataCredential(
         secret=last["ticket_key"], scope=resource, expires_s=last["ticket_expires_s"]
     )
-    with idle.connect() as operator, FetchClient(data_port, resource, ticket) as fetching:
+    with idle.connect() as operator, FetchClient([data_port], resource, ticket) as fetching:
         for connection in (call(idle.cluster.address, 60), connect_tcp(data_port, 60)):
             (told,) = garbage(connection)
             assert told.code == ErrorCode.BAD_MAGIC

@@ -79,6 +79,7 @@ def test_healthy_workers(dtdctl):
     assert (report["schema"], report["memory"], report["forecast"]) == (1, [], [])
     ways = {(a, b) for a in NAMES for b in NAMES if a != b}
     assert {(link["from"], link["to"]) for link in report["links"]} == ways
+    assert {link["host"] for link in report["links"]} == {"127.0.0.1"}
     assert all(link["rtt_s"] > 0 and link["bytes_per_s"] > 0 for link in report["links"])
     assert sorted(report["hosts"]) == NAMES
     found = by_check(report)

@@ -50,22 +50,6 @@ def test_workers_reach_each_other_where_they_are_said_to_listen(coordinator: Bey
     assert len(set(answer["result"]["replica_digests"].values())) == 1
 
 
-def test_a_worker_that_listens_on_ipv4_only_is_refused_by_name(coordinator: Beyond) -> None:
-    coordinator.join("w-2")
-    worker = coordinator.start_worker("w-2", "--listen", "0.0.0.0:0", "--log-format", "json")
-
-    def refused() -> bool:
-        return "registration_refused" in worker.log_path.read_text()
-
-    coordinator.until(refused, "was not refused", watched=[worker])
-    said = "w-2 listens on 0.0.0.0, which is IPv4 only, and other workers would call it at ::1"
-    status = coordinator.ask(m.GetStatus())
-    (trouble,) = [one for one in status["troubles"] if said in one["message"]]
-    assert 'listen = "[::]:PORT"' in trouble["remedy"]
-    assert "w-2" not in {one["name"] for one in status["workers"]}
-    coordinator.kill("w-2")
-
-
 def test_workers_take_callers_of_both_kinds(coordinator: Beyond) -> None:
     """A worker with the default address of one with a credential."""
     registered = coordinator.ask(m.GetStatus())["workers"]

@@ -59,6 +59,7 @@ KINDS: dict[str, st.SearchStrategy[Any]] = {
     "text<=16384": st.text(max_size=300),
     "words<=4096": st.text(max_size=300),
     "host": st.from_regex(r"[A-Za-z0-9._:%-]{0,253}", fullmatch=True),
+    "hosts<=8": st.lists(st.ip_addresses().map(str), max_size=8).map(tuple),
     "octets<=64": st.binary(max_size=64),
     "octets<=16384": st.integers(0, 2).map(lambda rows: bytes(rows * STEP_ROW_BYTES)),
     "map": maps,

@@ -160,6 +160,7 @@ class MeasurementBroker:
             name=peer.name,
             host=peer.registration.data_host,
             port=peer.registration.data_port,
+            others=peer.registration.others,
             spec={},
         )
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import structlog
 
-from dtd.address import ANY_IPV4
+from dtd.address import ANY_IPV4, is_literal, is_loopback
 from dtd.checkpoint.choice import complete, fewest, missing, part_of
 from dtd.cluster import registration
 from dtd.cluster.checkpoints import CONTRADICTED, VERIFIED
@@ -41,7 +41,7 @@ def register(
     """
     coordinator.port.check(link, message)
     name = message.name
-    host = _data_host(coordinator, link, message)
+    host, *others = _data_hosts(coordinator, link, message)
     clash = _name_taken(coordinator, message)
     if clash is not None:
         if coordinator.note(clash):
@@ -54,19 +54,25 @@ def register(
     known = coordinator.membership.cluster_of(name).workers.get(name)
     released = known is not None and known.state is WorkerState.RELEASED
     coordinator.metrics.registered(message, released=released)
-    registered = dataclasses.replace(message, data_host=host)
+    registered = dataclasses.replace(message, data_host=host, others=tuple(others))
     coordinator.handle(FromWorker(name=name, message=registered))
 
 
-def _data_host(core: Core, link: Link, message: m.Register) -> str:
-    """Return the address for other workers: one on which this worker listens.
+def _data_hosts(core: Core, link: Link, message: m.Register) -> tuple[str, ...]:
+    """Return the addresses for other workers, best first: those on which this worker listens.
+
+    The one from which it calls need not be one of its host's.  A loopback address, or a name that
+    the coordinator has for its own host, comes first.  The address of a router that translates
+    comes last, because workers behind the same one reach each other at their own addresses.
 
     Raises:
-        ProtocolError: REFUSED, it listens on IPv4 only and calls over IPv6.
+        ProtocolError: REFUSED, it listens on IPv4 only, calls over IPv6, and has no IPv4 address.
     """
     if message.data_host not in ("", ANY_IPV4):
-        return message.data_host
-    seen = core.port.host_of(link)
+        return message.data_host, *message.others
+    seen, own = core.port.host_of(link), message.others
+    if own and (seen in own or (message.data_host and ":" in seen)):
+        return own
     if message.data_host and ":" in seen:
         why = (
             f"{message.name} listens on {ANY_IPV4}, which is IPv4 only, and other workers"
@@ -78,7 +84,8 @@ def _data_host(core: Core, link: Link, message: m.Register) -> str:
         )
         core.port.note_refusal(link.peer_host(), why, remedy)
         raise ProtocolError(ErrorCode.REFUSED, why, remedy=remedy)
-    return seen
+    is_first = is_loopback(seen) or not is_literal(seen)
+    return (seen, *own) if is_first else (*own, seen)
 
 
 def _name_taken(core: Core, message: m.Register) -> Diagnostic | None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.errors import ErrorCode, ProtocolError
 from dtd.exchange.schedule.tree import Tree
 from dtd.wire.messages import Member, Role
 
@@ -135,15 +135,17 @@ class Neighbours:
             raise ProtocolError(ErrorCode.WRONG_STATE, "no neighbour in this ring")
         return self._roster[rank].name
 
-    def calls_again(self, neighbour: Neighbour, error: DtdError | None) -> bool:
-        """Whether to retry a link that was closed before it was open.
+    def refused(self, neighbour: Neighbour, errors: Sequence[Exception]) -> RingLoss | None:
+        """Return the loss if a neighbour has answered at none of its addresses; None: call again.
 
-        The other side refuses when too many wait for a generation that it does not know yet.
+        An address that cannot be reached may be reached later, and a worker refuses when too many
+        wait for a generation that it does not know yet.
         """
-        no_room = isinstance(error, ProtocolError) and error.code is ErrorCode.REFUSED
-        return not self.ended and no_room and neighbour not in self._attached
+        if any(isinstance(error, OSError) or _has_no_room(error) for error in errors):
+            return None
+        return self.closed(neighbour, errors[0])
 
-    def closed(self, neighbour: Neighbour, error: DtdError | None) -> RingLoss:
+    def closed(self, neighbour: Neighbour, error: Exception | None) -> RingLoss:
         """Handle the end of a neighbour's link, with or without an error."""
         damaged = isinstance(error, ProtocolError) and error.code not in _INTACT
         return RingLoss(
@@ -179,6 +181,10 @@ class Neighbours:
         """End the ring; returns whether it was up until now."""
         stood, self.ended = not self.ended, True
         return stood
+
+
+def _has_no_room(error: Exception) -> bool:
+    return isinstance(error, ProtocolError) and error.code is ErrorCode.REFUSED
 
 
 def _at(tree: Tree, stride: int) -> tuple[Neighbour, Neighbour]:

@@ -14,6 +14,7 @@ from dtd.wire.fields import (
     Flag,
     Generation,
     Host,
+    Hosts,
     Map,
     MemberName,
     Name,
@@ -37,6 +38,7 @@ MAX_MEMORY_PARTS: Final = 16
 class Member:
     """One entry of a roster; its position in the list is its rank.
 
+    `host`: the first of its addresses to try; `others`: the next ones, best first.
     `holds`: it has the state that the generation starts from, and serves it to members without it.
     `serves`: it is a parameter server: it owns a part of the state and trains no rows.  Servers are
     the last entries.
@@ -48,6 +50,7 @@ class Member:
     port: U16
     holds: Flag
     serves: Flag = False
+    others: Hosts = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +123,7 @@ class Register(Message):
     clock, by which the tickets for its data port expire.  `joined` is the only job that a process
     which was started by hand takes part in; empty for a worker that takes any.  `instructions`: the
     best that its processor has, as ATEN_CPU_CAPABILITY names them; empty on GPUs and other kinds.
+    `others`: further addresses of its host on which it listens, best first.
     """
 
     name: MemberName
@@ -144,6 +148,7 @@ class Register(Message):
     clock_s: Seconds = 0.0
     joined: Name = ""
     instructions: Name = ""
+    others: Hosts = ()
 
 
 @message

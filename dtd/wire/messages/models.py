@@ -11,6 +11,7 @@ from dtd.wire.fields import (
     U64,
     Flag,
     Host,
+    Hosts,
     Name,
     Names,
     Octets,
@@ -49,6 +50,7 @@ class ModelSource:
     part: Shards = ()
     ticket_expires_s: U64 = 0
     ticket_key: Octets = field(default=b"", repr=False)
+    others: Hosts = ()
 
 
 @message

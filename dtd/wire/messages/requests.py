@@ -15,6 +15,7 @@ from dtd.wire.fields import (
     Flag,
     Generation,
     Host,
+    Hosts,
     Map,
     Name,
     Names,
@@ -132,6 +133,7 @@ class PartHolder:
     part: Shards
     ticket_expires_s: U64
     ticket_key: Octets = field(default=b"", repr=False)
+    others: Hosts = ()
 
 
 @message
@@ -143,6 +145,7 @@ class Probe(Message):
     port: U16
     ticket_expires_s: U64 = 0
     ticket_key: Octets = field(default=b"", repr=False)
+    others: Hosts = ()
 
 
 @message
@@ -198,6 +201,7 @@ class Measure(Message):
     limit_s: Seconds = 0.0
     profile: Name = ""
     first_step: U64 = 0
+    others: Hosts = ()
 
 
 @message

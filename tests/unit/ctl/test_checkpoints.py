@@ -38,6 +38,7 @@ def checkpoint(**changes):
         "worker": "worker-0",
         "data_host": "127.0.0.1",
         "data_port": 1,
+        "data_others": [],
         "alive": True,
         "name": "step-20",
         "directory": "/state/digits-1/step-20",

@@ -61,8 +61,8 @@ def cluster(server, result, status, monkeypatch):
         worker["state"] = "idle"
     answers = {
         "host": HOST,
-        "latency": {"rtt_s": 0.001},
-        "bandwidth": {"rtt_s": 0.001, "bytes_per_s": 1e8},
+        "latency": {"host": "10.0.0.1", "rtt_s": 0.001},
+        "bandwidth": {"host": "10.0.0.1", "rtt_s": 0.001, "bytes_per_s": 1e8},
         "step": STEP,
     }
 

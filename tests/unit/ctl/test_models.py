@@ -61,6 +61,7 @@ def served(server, result):
         "worker": "w-0",
         "data_host": server.address.host,
         "data_port": server.address.port,
+        "data_others": [],
         "resource": "model/own.v2.0123456789ab",
         "ticket_expires_s": 2**40,
         "ticket_key": b"s" * 32,

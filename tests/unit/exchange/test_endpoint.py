@@ -202,11 +202,10 @@ async def test_a_peer_that_is_pushed_out_while_it_waits_calls_again(ranks, dial,
     async with asyncio.timeout(PATIENCE_S):
         while not second.server._early:
             await dial(ring.address(0), m.Role.FETCH)
-    links, after = first.endpoint.links, first.endpoint.neighbours.next
-    waiting = links[after]
+    waiting = second.server._early[0]
     await dial(ring.address(1), m.Role.RING, **(hello_of(0) | {"generation": GENERATION + 1}))
     async with asyncio.timeout(PATIENCE_S):
-        while links[after] is waiting:
+        while not second.server._early or second.server._early[0] is waiting:
             await dial(ring.address(0), m.Role.FETCH)
     second.endpoint.connect()
     await ring.are_up()

@@ -53,7 +53,7 @@ def offer(server):
 
 
 def fetch(server, target, **options):
-    with FetchClient(server.address, RESOURCE, TICKET) as client:
+    with FetchClient([server.address], RESOURCE, TICKET) as client:
         client.fetch(NAME, target, **options)
 
 

@@ -19,6 +19,7 @@ from dtd.wire.fields import (
     Flag,
     Generation,
     Host,
+    Hosts,
     Map,
     MemberName,
     Name,
@@ -69,6 +70,11 @@ class Result:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     part: Shards = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Further:
+    others: Hosts = ()
 
 
 FITS: list[tuple[str, Any]] = [
@@ -222,6 +228,23 @@ def test_a_map_holds_nothing_that_json_cannot(value: Any, problem: str) -> None:
         parse_record(Everything, {"map": value}, where="X")
     with pytest.raises(ProtocolError, match=problem):
         record_values(Everything(map=value), where="X")
+
+
+def test_further_addresses_are_a_bounded_list_of_literals() -> None:
+    known = ["10.0.0.1", "fd00::1", *["10.9.0.1"] * 6]
+    assert parse_record(Further, {"others": known}, where="X").others == tuple(known)
+    for wrong, problem in (
+        ("10.0.0.1", "expected a list, got str"),
+        ([*known, "10.0.0.2"], "list of 9 > 8"),
+        (
+            ["10.0.0.1", "head.example"],
+            r"others\[1\]: \"head.example\" is not an IPv4",
+        ),
+        (["10.0.0.300"], r"others\[0\]: \"10.0.0.300\" is not an IPv4 or IPv6 address"),
+        ([7], r"others\[0\]: expected text, got int"),
+    ):
+        with pytest.raises(ProtocolError, match=problem):
+            parse_record(Further, {"others": wrong}, where="X")
 
 
 def test_a_set_of_shards_is_bounded_integers() -> None:

@@ -25,6 +25,7 @@ SAMPLES: dict[str, Any] = {
     "text": "x",
     "words": "x",
     "line": "x",
+    "hosts": ["10.0.0.1", "fd00::1"],
     "host": "x",
     "names": ["x"],
     "name": "x",

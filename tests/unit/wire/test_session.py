@@ -38,6 +38,7 @@ VALUES = {
     "text": "x",
     "words": "x",
     "line": "x",
+    "hosts": [],
     "host": "x",
     "names": [],
     "name": "x",

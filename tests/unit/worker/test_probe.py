@@ -30,7 +30,9 @@ async def probed(address, *, name="worker-1", timeout_s=PATIENCE_S):
 async def test_another_worker_on_that_port_is_not_the_one(data_port):
     _, address = data_port
     answer = await probed(address, name="worker-2")
-    assert answer == m.Probed(name="worker-2", reachable=False, reason="worker-1 answers there")
+    assert answer == m.Probed(
+        name="worker-2", reachable=False, reason="worker-1 answers, not worker-2"
+    )
 
 
 class NarrowPath:

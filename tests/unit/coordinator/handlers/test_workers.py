@@ -9,7 +9,7 @@ import pytest
 
 from dtd.cluster.transitions import JobState
 from dtd.coordinator.core import Source
-from dtd.coordinator.handlers.workers import _data_host, parts_of
+from dtd.coordinator.handlers.workers import _data_hosts, parts_of
 from dtd.wire import messages as m
 from tests.shards import held_shards
 
@@ -51,7 +51,7 @@ class Coordinator:
         return function(job)
 
     def source(self, worker: str, resource: str) -> Source:
-        return Source("10.0.0.1", 7000, resource, 99, f"{worker} {resource}".encode())
+        return Source("10.0.0.1", 7000, resource, 99, f"{worker} {resource}".encode(), ())
 
 
 async def answer(
@@ -120,7 +120,7 @@ class Seen:
         self.noted.append((host, why, remedy))
 
 
-def told(data_host, seen):
+def told(data_host, seen, *others):
     register = m.Register(
         name="w-0",
         incarnation=1,
@@ -130,8 +130,9 @@ def told(data_host, seen):
         data_host=data_host,
         data_port=7200,
         version="0",
+        others=others,
     )
-    return _data_host(SimpleNamespace(port=seen), seen, register)
+    return _data_hosts(SimpleNamespace(port=seen), seen, register)
 
 
 @pytest.mark.parametrize(
@@ -146,4 +147,18 @@ def told(data_host, seen):
     ],
 )
 def test_it_is_called_where_it_listens(data_host, seen, expected):
-    assert told(data_host, Seen(seen)) == expected
+    assert told(data_host, Seen(seen)) == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("data_host", "seen", "own", "expected"),
+    [
+        ("", "10.0.0.1", ("10.9.0.1", "10.0.0.1"), ("10.9.0.1", "10.0.0.1")),
+        ("", "127.0.0.1", ("10.9.0.1",), ("127.0.0.1", "10.9.0.1")),
+        ("", "head.example", ("10.9.0.1",), ("head.example", "10.9.0.1")),
+        ("", "203.0.113.5", ("192.168.1.2",), ("192.168.1.2", "203.0.113.5")),
+        ("0.0.0.0", "fd00::1", ("10.9.0.1",), ("10.9.0.1",)),
+    ],
+)
+def test_all_its_addresses_are_told_best_first(data_host, seen, own, expected):
+    assert told(data_host, Seen(seen), *own) == expected

@@ -31,16 +31,15 @@ def test_a_rank_has_links_over_all_strides() -> None:
     assert neighbours(rank=0, names="a").members == {}
 
 
-def test_a_link_that_was_refused_for_want_of_room_is_tried_again_until_it_stood() -> None:
+def test_a_neighbour_is_called_again_while_one_of_its_addresses_may_answer() -> None:
     ring, no_room = neighbours(), ProtocolError(ErrorCode.REFUSED, "full")
-    assert ring.calls_again(ring.next, no_room)
-    assert not ring.calls_again(ring.next, None)
-    assert not ring.calls_again(ring.next, ProtocolError(ErrorCode.BAD_TAG, "no"))
-    ring.attached(ring.next)
-    assert not ring.calls_again(ring.next, no_room)
-    assert ring.calls_again(ring.previous, no_room)
-    ring.end()
-    assert not ring.calls_again(ring.previous, no_room)
+    another = ProtocolError(ErrorCode.WRONG_SOURCE, "b answers, not c")
+    assert ring.refused(ring.next, [no_room]) is None
+    assert ring.refused(ring.next, [another, ConnectionRefusedError()]) is None
+    assert ring.refused(ring.next, [another, no_room]) is None
+    loss = ring.refused(ring.next, [another, ProtocolError(ErrorCode.BAD_TAG, "no")])
+    assert loss is not None
+    assert (loss.suspect, loss.evidence, loss.reason) == ("c", "reset", str(another))
 
 
 def test_what_a_closed_link_says() -> None:

@@ -1,0 +1,139 @@
+"""Opens a link to a neighbour: at the first of its addresses at which it completes the handshake.
+
+When which address is tried is decided by `dtd.net.attempts`.  A neighbour proves with its WELCOME
+that it has the generation's secret, and states its name; any other host that answers is passed
+over.  Until then the links are those of a `Dialling`, afterwards the one that is open is the
+endpoint's and the others are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import ssl
+from collections.abc import Callable, Sequence
+
+from dtd.address import Address
+from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.net.attempts import Attempts
+from dtd.net.coding_link import CodingLink
+from dtd.net.link import Link
+from dtd.net.tls import tls_fault
+from dtd.wire import messages as m
+
+CONNECT_TIMEOUT_S = 5.0
+"""Longest time for a TCP connection; the addresses are then tried again."""
+
+
+class Dialling:
+    """One round of attempts, one at each address.
+
+    Args:
+        addresses: the neighbour's, best first.
+        new_link: creates the opening side of a link, with this object as its handler.
+        opened: called with the link that has been answered, and its address.
+        context: TLS, if the job requires it.
+
+    Attributes:
+        failures: of the addresses that have failed, why.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        new_link: Callable[[Dialling], CodingLink],
+        *,
+        opened: Callable[[CodingLink, Address], None],
+        context: ssl.SSLContext | None,
+    ) -> None:
+        self.failures: dict[Address, OSError | DtdError] = {}
+        self._addresses = addresses
+        self._new_link = new_link
+        self._opened = opened
+        self._context = context
+        self._attempts = Attempts(len(addresses))
+        self._links: dict[Link, int] = {}
+        self._is_open = False
+        self._changed = asyncio.Event()
+
+    async def run(self) -> bool:
+        """Try all addresses; returns whether a link is open."""
+        loop = asyncio.get_running_loop()
+        tasks = []
+        try:
+            while not self._is_open and not self._attempts.over:
+                while (index := self._attempts.start(loop.time())) is not None:
+                    tasks.append(loop.create_task(self._connect(index)))
+                self._changed.clear()
+                next_s = self._attempts.next_s()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(None if math.isinf(next_s) else next_s):
+                        await self._changed.wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._drop()
+        return self._is_open
+
+    async def _connect(self, index: int) -> None:
+        loop, to, link = asyncio.get_running_loop(), self._addresses[index], self._new_link(self)
+        self._links[link] = index
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await loop.create_connection(lambda: link, to.host, to.port, ssl=self._context)
+        except OSError as error:
+            self._fail(link, error)
+        else:
+            self._attempts.connected(index, loop.time())
+
+    def _fail(self, link: Link, error: OSError | DtdError) -> None:
+        index = self._links.pop(link, None)
+        if index is not None and not self._is_open:
+            self._attempts.failed(index)
+            self.failures[self._addresses[index]] = error
+            self._changed.set()
+
+    def _drop(self) -> None:
+        """Close the links that were not answered."""
+        links, self._links = [*self._links], {}
+        for link in links:
+            link.abort()
+
+    # --- LinkHandler, until a link is open -----------------------------------------------------
+
+    def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
+        """The neighbour has answered: this is the link."""
+        assert isinstance(link, CodingLink)
+        index = self._links.pop(link)
+        self._is_open = True
+        self._drop()
+        self._changed.set()
+        self._opened(link, self._addresses[index])
+
+    def link_closed(self, link: Link, error: DtdError | None) -> None:
+        """An attempt has failed."""
+        self._fail(link, error or DtdError("the link was closed"))
+
+    def link_place(self, link: Link, message: m.Message, payload_bytes: int) -> memoryview | None:
+        """Refuse what no neighbour sends before its WELCOME."""
+        raise ProtocolError(ErrorCode.WRONG_STATE, "a message before WELCOME")
+
+    def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
+        """Refuse it likewise."""
+        raise ProtocolError(ErrorCode.WRONG_STATE, "a message before WELCOME")
+
+
+def failure_text(failures: dict[Address, OSError | DtdError]) -> str:
+    """Say why no address has answered; each with its reason if there are several."""
+    if len(failures) == 1:
+        return _fault(*failures.values())
+    return "; ".join(f"{address}: {_fault(error)}" for address, error in failures.items())
+
+
+def _fault(error: OSError | DtdError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return tls_fault(error)
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    return (error.strerror if isinstance(error, OSError) else "") or str(error)

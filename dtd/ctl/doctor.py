@@ -25,8 +25,9 @@ from dtd.doctor import checks
 from dtd.doctor.checks import Finding
 from dtd.doctor.forecast import Forecast
 from dtd.doctor.job_memory import NEEDED_PARTS, check_division, check_memory, divided
+from dtd.doctor.larger import ASSUMED, check_growth, growth_of
 from dtd.doctor.memory import REPLICATED
-from dtd.doctor.strategies import check_choice, check_servers, choices_of, forecasts
+from dtd.doctor.strategies import check_choice, check_servers, choices_of, forecasts, world_of
 from dtd.errors import CoordinatorUnreachable, RequestRefused
 from dtd.job import JobSpec, load_job, to_mapping
 from dtd.net.control_client import ControlClient
@@ -49,6 +50,7 @@ _NEEDED_HEADINGS: Final = (
 _FORECAST_HEADINGS: Final = (
     *("WORKERS", "STEP", "COMPUTE", "EXPOSED", "DATA", "SENT/STEP", "RATE", "LIMITED BY"),
 )
+_LARGER_HEADINGS: Final = (*_FORECAST_HEADINGS, "FASTER WITH")
 _CHOICE_HEADINGS: Final = ("STRATEGY", "CODEC", "SENT/STEP", "STEP", "SPEEDUP", "RISK")
 _STATE_HEADINGS: Final = (
     *("STATE", "MIRRORS", "PARAMETERS", "GRADIENTS", "OPTIMIZER", "ALL", "FITS FROM"),
@@ -155,6 +157,7 @@ def _report(found: Sequence[Finding], **more: Any) -> Report:
         "links": [],
         "memory": [],
         "forecast": [],
+        "larger": None,
         "strategies": [],
         "state": [],
         **more,
@@ -181,7 +184,8 @@ def _add_job(
     steps, refusals = _measure_steps(settings, job, idle[:most])
     memory = [_memory_of(name, places[name], step) for name, step in steps.items()]
     links = report["links"]
-    listed = choices_of(steps, links, spec=job.spec, servers=servers)
+    listed = choices_of(world_of(steps, links, spec=job.spec, servers=servers))
+    growth = growth_of(steps, links, spec=job.spec, servers=servers)
     states = divided(job.spec, list(steps.values()))
     found = [
         *check_servers(job.spec, len(servers)),
@@ -189,6 +193,7 @@ def _add_job(
         *([] if idle else [_NOT_MEASURED]),
         *check_memory(memory, steps, job.spec),
         *check_choice(listed),
+        *(check_growth(growth) if growth is not None else []),
         *check_division(states, job.spec, len(steps)),
     ]
     report["checks"] += map(dataclasses.asdict, found)
@@ -197,6 +202,7 @@ def _add_job(
         dataclasses.asdict(one)
         for one in forecasts(steps, links, most=most, spec=job.spec, servers=servers)
     ]
+    report["larger"] = dataclasses.asdict(growth) if growth is not None else None
     report["strategies"] = [dataclasses.asdict(one) for one in listed]
     report["state"] = [dataclasses.asdict(one) for one in states]
 
@@ -235,16 +241,19 @@ def _print(report: Report) -> None:
         lines.append(f"{output.paint(mark, style)}  {finding['message']}")
         if finding["remedy"]:
             lines.append(f"      try: {finding['remedy']}")
+    larger = report["larger"]["worlds"] if report["larger"] else []
     tables = (
         (_LINK_HEADINGS, map(_link_row, report["links"])),
         (_NEEDED_HEADINGS, map(_need_row, report["memory"])),
         (_FORECAST_HEADINGS, map(_forecast_row, report["forecast"])),
+        (_LARGER_HEADINGS, map(_larger_row, larger)),
         (_CHOICE_HEADINGS, map(_choice_row, report["strategies"])),
         (_STATE_HEADINGS, map(_state_row, report["state"])),
     )
     for headings, rows in tables:
         if listed := list(rows):
             lines += ["", *output.table_lines(headings, listed)]
+            lines += [ASSUMED] if headings is _LARGER_HEADINGS else []
     output.print_lines(lines)
 
 
@@ -265,6 +274,14 @@ def _forecast_row(one: dict[str, Any]) -> tuple[str, ...]:
         figures.rate(made.samples_per_s),
         made.limit,
     )
+
+
+def _larger_row(one: Values) -> tuple[str, ...]:
+    better = one["better"]
+    faster = figures.NOTHING
+    if better is not None:
+        faster = f"{better['strategy']}, {better['codec']}: {figures.span(better['step_s'])}"
+    return *_forecast_row(one["forecast"]), faster
 
 
 def _sent(sent_bytes: int | None, *, coded: bool) -> str:

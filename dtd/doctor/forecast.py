@@ -59,6 +59,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from dtd.exchange.schedule.chunks import BucketShape, Operation, exchanged
 from dtd.exchange.schedule.coding_choice import BEGIN_GAIN, Mode, coded_s
@@ -413,27 +414,55 @@ def forecast(
         rows: rows of a global batch.
         star: the links with parameter servers; None without servers.
     """
-    world_size = len(workers)
-    ring = _ring(links, star)
-    ranks = ring.ranks(world_size)
-    if ranks == 1:
-        what = replace(what, coded=_free(what.coded))
-    slowest = _slowest(workers)
-    exposed_s, gone = _exposed(slowest, ring, what, world_size)
-    step_s = slowest.data_s + slowest.compute_s + exposed_s + slowest.optimizer_s
+    step = _step(workers, links, what, star)
+    exposed_s, gone = _exposed(*step)
+    step_s, compute, ring = step.duration_s(), step.compute, step.ring
+    vote_s = most_hops(ring.ranks(step.world_size)) * ring.latency_s
     return Forecast(
-        world_size=world_size,
+        world_size=step.world_size,
         step_s=step_s,
-        data_s=slowest.data_s,
-        compute_s=slowest.compute_s,
+        data_s=compute.data_s,
+        compute_s=compute.compute_s,
         exposed_s=exposed_s,
-        optimizer_s=slowest.optimizer_s,
-        comm_s=(gone.comm_s + most_hops(ranks) * ring.latency_s) / what.every_steps,
+        optimizer_s=compute.optimizer_s,
+        comm_s=(gone.comm_s + vote_s) / what.every_steps,
         sent_bytes=int(gone.sent_bytes / what.every_steps),
         coded=any(ring.codes(one.coder) for one in what.coded.exchanges),
         samples_per_s=rows / step_s if step_s > 0 else 0.0,
-        limit=_limit(slowest, ring, links, what, world_size),
+        limit=_limit(step, links),
     )
+
+
+def forecast_step_s(
+    workers: Sequence[Compute],
+    links: Sequence[LinkSpeed],
+    *,
+    what: Exchanged,
+    star: Star | None = None,
+) -> float:
+    """Forecast the duration of a step and nothing else, in a seventh of the time."""
+    return _step(workers, links, what, star).duration_s()
+
+
+class _Step(NamedTuple):
+    compute: Compute
+    ring: Ring
+    what: Exchanged
+    world_size: int
+
+    def duration_s(self) -> float:
+        exposed_s, _ = _exposed(*self)
+        compute = self.compute
+        return compute.data_s + compute.compute_s + exposed_s + compute.optimizer_s
+
+
+def _step(
+    workers: Sequence[Compute], links: Sequence[LinkSpeed], what: Exchanged, star: Star | None
+) -> _Step:
+    ring = _ring(links, star)
+    if ring.ranks(len(workers)) == 1:
+        what = replace(what, coded=_free(what.coded))
+    return _Step(slowest(workers), ring, what, len(workers))
 
 
 def _ring(links: Sequence[LinkSpeed], star: Star | None) -> Ring:
@@ -455,7 +484,7 @@ def _free(coded: Coded) -> Coded:
     return Coded(exchanges=exchanges, decode_s=(0.0,) * len(coded.decode_s))
 
 
-def _slowest(workers: Sequence[Compute]) -> Compute:
+def slowest(workers: Sequence[Compute]) -> Compute:
     """The slowest rank of each part of the step, for which all ranks wait."""
     return Compute(
         data_s=max(worker.data_s for worker in workers),
@@ -502,35 +531,29 @@ def _first_s(what: Exchanged, ring: Ring, world_size: int) -> float:
     return estimate_transfer([0.0], first, ring, world_size).end_s
 
 
-def _limit(
-    compute: Compute, ring: Ring, links: Sequence[LinkSpeed], what: Exchanged, world_size: int
-) -> str:
+def _limit(step: _Step, links: Sequence[LinkSpeed]) -> str:
     """The part whose removal would shorten the step most."""
-
-    def step_s(compute: Compute, ring: Ring, what: Exchanged = what) -> float:
-        exposed_s, _ = _exposed(compute, ring, what, world_size)
-        return compute.data_s + compute.compute_s + exposed_s + compute.optimizer_s
-
+    compute, ring, what, _ = step
     idle = replace(
         compute, compute_s=0.0, optimizer_s=0.0, ready_s=tuple(0.0 for _ in compute.ready_s)
     )
     without = {
-        "compute": step_s(idle, ring),
-        "data loading": step_s(replace(compute, data_s=0.0), ring),
-        "codec": step_s(compute, ring, replace(what, coded=_free(what.coded))),
+        "compute": step._replace(compute=idle),
+        "data loading": step._replace(compute=replace(compute, data_s=0.0)),
+        "codec": step._replace(what=replace(what, coded=_free(what.coded))),
     }
     if links:
         narrow = min(links, key=lambda link: link.bytes_per_s)
         infinite = replace(ring, bytes_per_s=math.inf)
-        without[f"bandwidth of the link {narrow.sender} -> {narrow.receiver}"] = step_s(
-            compute, infinite
+        without[f"bandwidth of the link {narrow.sender} -> {narrow.receiver}"] = step._replace(
+            ring=infinite
         )
         star = ring.star
         near = star and replace(star, latency_s=0.0)
-        without["latency"] = step_s(compute, replace(ring, latency_s=0.0, star=near))
+        without["latency"] = step._replace(ring=replace(ring, latency_s=0.0, star=near))
         if star is not None:
             wide = replace(star, up_bytes_per_s=math.inf, down_bytes_per_s=math.inf)
-            without[f"bandwidth of the link of {star.narrowest}"] = step_s(
-                compute, replace(ring, star=wide)
+            without[f"bandwidth of the link of {star.narrowest}"] = step._replace(
+                ring=replace(ring, star=wide)
             )
-    return min(without, key=lambda limit: without[limit])
+    return min(without, key=lambda limit: without[limit].duration_s())

@@ -75,6 +75,78 @@ class Choice:
     for_memory: bool = False
 
 
+class Routes(NamedTuple):
+    """The links of a ring, servers last, and the star besides."""
+
+    ring: Sequence[LinkSpeed]
+    star: Star | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """A job in a world of some workers.
+
+    Attributes:
+        spec: the job.
+        steps: each worker's measurements, in the order of ranks.
+        routes: the links among them; None if one is not known.
+        divided: the links that a divided state takes, which may lead to parameter servers.
+    """
+
+    spec: JobSpec
+    steps: Sequence[Values]
+    routes: Routes | None
+    divided: Routes | None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether all workers have measured steps of a world of this size."""
+        return all(str(len(self.steps)) in step["worlds"] for step in self.steps)
+
+    def workers(self) -> list[Compute]:
+        """Return each worker's own part of a step."""
+        return [compute_of(step["worlds"][str(len(self.steps))]) for step in self.steps]
+
+    def own_exchanges(self) -> Exchanged:
+        """Return those of the job; gradients of several updates in a step have no codec here."""
+        first = self.steps[0]
+        return exchanged(self.steps, _own_candidate(self.steps, self.spec)) or Exchanged(
+            coded=Coded.plain(first["buckets"], _coder(self.steps, first))
+        )
+
+
+def world_of(
+    steps: Mapping[str, Values],
+    links: Sequence[Values],
+    *,
+    spec: JobSpec,
+    servers: Sequence[str] = (),
+) -> World:
+    """The world of all these workers.
+
+    Args:
+        steps: each worker's measurements, by name, in the order of ranks.
+        links: {"from", "to", "rtt_s", "bytes_per_s", "same_host"} of each direction.
+        spec: the job.
+        servers: the connected parameter servers.
+    """
+    workers = list(steps)
+    routes = divided = _routes(workers, (), links, spec)
+    if spec.strategy.has_servers:
+        divided = _routes(workers, servers, links, spec) if servers else None
+    return World(spec=spec, steps=list(steps.values()), routes=routes, divided=divided)
+
+
+def compute_of(world: Values) -> Compute:
+    """Read what a worker has measured of one world."""
+    return Compute(
+        data_s=world["data_s"],
+        compute_s=world["compute_s"],
+        ready_s=tuple(world["ready_s"]),
+        optimizer_s=world["optimizer_s"],
+    )
+
+
 def forecasts(
     steps: Mapping[str, Values],
     links: Sequence[Values],
@@ -83,34 +155,28 @@ def forecasts(
     spec: JobSpec,
     servers: Sequence[str] = (),
 ) -> list[Forecast]:
-    """One for each world of the first 1, 2, ... workers, as far as links are known.
+    """One for each world of the first 1, 2, ... workers that is measured and has its links.
 
     A job over parameter servers has none without them.
 
     Args:
         steps: each worker's measurements, by name, in the order of ranks.
-        links: {"from", "to", "rtt_s", "bytes_per_s"} of each direction.
+        links: as in `world_of`.
         most: the largest world.
         spec: the job.
         servers: the connected parameter servers.
     """
-    made: list[Forecast] = []
-    if spec.strategy.has_servers and not servers:
-        return made
-    for size in range(1, min(len(steps), most) + 1):
-        ranks = dict(list(steps.items())[:size])
-        routes = _routes(list(ranks), servers if spec.strategy.has_servers else (), links, spec)
-        if routes is None:
-            break
-        if not all(str(size) in step["worlds"] for step in ranks.values()):
-            continue  # the job does not train in so small a world
-        measured = list(ranks.values())
-        # Gradients of several updates in a step are forecast without a codec.
-        what = exchanged(measured, _own_candidate(measured, spec)) or Exchanged(
-            coded=Coded.plain(measured[0]["buckets"], _coder(measured, measured[0]))
-        )
-        made.append(_forecast(ranks, what, routes))
-    return made
+    ranks = list(steps.items())
+    sizes = range(1, min(len(ranks), most) + 1)
+    worlds = [world_of(dict(ranks[:size]), links, spec=spec, servers=servers) for size in sizes]
+    return [made for made in map(forecast_of, worlds) if made is not None]
+
+
+def forecast_of(world: World) -> Forecast | None:
+    """Forecast the job as it is; None if a link or a step of this world is not known."""
+    if world.divided is None or not world.is_measured:
+        return None
+    return _forecast(world, world.own_exchanges(), world.divided)
 
 
 def _own_candidate(steps: Sequence[Values], spec: JobSpec) -> Values:
@@ -125,33 +191,19 @@ def _is_own(candidate: Values, spec: JobSpec) -> bool:
     return bool((candidate["strategy"], candidate["codec"]) == (own.name, own.codec))
 
 
-def choices_of(
-    steps: Mapping[str, Values],
-    links: Sequence[Values],
-    *,
-    spec: JobSpec,
-    servers: Sequence[str] = (),
-) -> list[Choice]:
-    """Every strategy and codec that the job could name, in the largest world, the fastest first.
-
-    A divided state goes over the parameter servers if the job wants them.
-    """
-    ranks, workers = list(steps.values()), list(steps)
-    ring = _routes(workers, (), links, spec)
-    measured = all(str(len(ranks)) in step["worlds"] for step in ranks)
-    if len(ranks) < 2 or ring is None or not measured:  # alone nothing is exchanged
-        return []
-    divided: _Routes | None = ring
-    if spec.strategy.has_servers:
-        divided = _routes(workers, servers, links, spec) if servers else None
+def choices_of(world: World) -> list[Choice]:
+    """Every strategy and codec that the job could name, the fastest first."""
+    steps = world.steps
+    if len(steps) < 2 or world.routes is None or not world.is_measured:
+        return []  # alone nothing is exchanged
     listed: list[Choice] = []
-    for one in ranks[0].get("candidates", []):
-        what = exchanged(ranks, one)
-        routes = divided if one.get("stage") else ring
+    for one in steps[0].get("candidates", []):
+        what = exchanged(steps, one)
+        routes = world.divided if one.get("stage") else world.routes
         made = None
         if what is not None and routes is not None and not one["reason"]:
-            made = _forecast(steps, what, routes)
-        listed.append(_choice(one, spec, made))
+            made = _forecast(world, what, routes)
+        listed.append(_choice(one, world.spec, made))
     own_s = next((one.step_s for one in listed if one.own), None)
     if own_s:
         listed = [replace(one, speedup=own_s / one.step_s) if one.step_s else one for one in listed]
@@ -174,25 +226,26 @@ def _choice(candidate: Values, spec: JobSpec, made: Forecast | None) -> Choice:
     )
 
 
-class _Routes(NamedTuple):
-    """The links of a ring, servers last, and the star besides."""
-
-    ring: Sequence[LinkSpeed]
-    star: Star | None
-
-
 def _routes(
     workers: Sequence[str], servers: Sequence[str], links: Sequence[Values], spec: JobSpec
-) -> _Routes | None:
+) -> Routes | None:
     """The links among these ranks; None if one is not known."""
     ring = _ring([*workers, *servers], links, spec.sync.lossless)
-    star = star_of(workers, servers, links, mirrors=spec.strategy.mirrors)
-    return None if ring is None or (servers and star is None) else _Routes(ring, star)
+    star = star_of(workers, servers, links, mirrors=spec.strategy.mirrors, world_size=len(workers))
+    return None if ring is None or (servers and star is None) else Routes(ring, star)
 
 
 def _ring(names: Sequence[str], links: Sequence[Values], lossless: Mode) -> list[LinkSpeed] | None:
     """The links from each to the next one; None if one is not known."""
-    speeds = {
+    speeds = link_speeds(links, lossless)
+    size = len(names)
+    ways = [(names[rank], names[(rank + 1) % size]) for rank in range(size)] if size > 1 else []
+    return [speeds[way] for way in ways] if all(way in speeds for way in ways) else None
+
+
+def link_speeds(links: Sequence[Values], lossless: Mode) -> dict[tuple[str, str], LinkSpeed]:
+    """The links whose rate was measured, by sender and receiver."""
+    return {
         (link["from"], link["to"]): LinkSpeed(
             sender=link["from"],
             receiver=link["to"],
@@ -203,29 +256,15 @@ def _ring(names: Sequence[str], links: Sequence[Values], lossless: Mode) -> list
         for link in links
         if link["bytes_per_s"]
     }
-    size = len(names)
-    ways = [(names[rank], names[(rank + 1) % size]) for rank in range(size)] if size > 1 else []
-    return [speeds[way] for way in ways] if all(way in speeds for way in ways) else None
 
 
-def _forecast(steps: Mapping[str, Values], what: Exchanged, routes: _Routes) -> Forecast:
-    first = next(iter(steps.values()))
+def _forecast(world: World, what: Exchanged, routes: Routes) -> Forecast:
     return forecast(
-        [_compute(step, len(steps)) for step in steps.values()],
+        world.workers(),
         routes.ring,
         what=what,
-        rows=first["rows"],
+        rows=world.steps[0]["rows"],
         star=routes.star,
-    )
-
-
-def _compute(step: Values, world_size: int) -> Compute:
-    world = step["worlds"][str(world_size)]
-    return Compute(
-        data_s=world["data_s"],
-        compute_s=world["compute_s"],
-        ready_s=tuple(world["ready_s"]),
-        optimizer_s=world["optimizer_s"],
     )
 
 
@@ -325,8 +364,8 @@ def _divided(
     )
 
 
-def check_choice(listed: Sequence[Choice]) -> Iterator[Finding]:
-    """One recommendation, or none if nothing helps much."""
+def recommended(listed: Sequence[Choice]) -> Choice | None:
+    """The choice that is worth a change of the job, if there is one."""
     better = [one for one in listed if one.speedup and 1 - 1 / one.speedup >= LEAST_GAIN]
     own = next((one for one in listed if one.own), None)
     # A division of the state is chosen for memory: it never saves time.
@@ -334,20 +373,28 @@ def check_choice(listed: Sequence[Choice]) -> Iterator[Finding]:
     better = [one for one in better if one.lossless] or [
         one for one in better if (one.speedup or 0.0) >= LEAST_LOSSY_SPEEDUP
     ]
-    if not better or own is None:
-        return
+    if not better:
+        return None
     # Of those that are about as fast as the fastest, the one that leaves least out.
     fastest_s = min(one.step_s or 0.0 for one in better)
     near = [one for one in better if (one.step_s or 0.0) * (1 - LEAST_GAIN) <= fastest_s]
-    best = max(near, key=lambda one: one.bytes_per_step or 0)
+    return max(near, key=lambda one: one.bytes_per_step or 0)
+
+
+def check_choice(listed: Sequence[Choice]) -> Iterator[Finding]:
+    """One recommendation, or none if nothing helps much."""
+    best = recommended(listed)
+    if best is None:
+        return
     write = f'under [strategy] write name = "{best.strategy}" and codec = "{best.codec}"'
     if not best.lossless:
         write = f"compare the loss of short runs first; {write}"
+    own_s = (best.step_s or 0.0) * (best.speedup or 0.0)
     yield Finding(
         check="strategy",
         state="ok",
         message=f"with strategy {best.strategy} and codec {best.codec} a step should take"
-        f" {figures.span(best.step_s)} instead of {figures.span(own.step_s)}"
+        f" {figures.span(best.step_s)} instead of {figures.span(own_s)}"
         f" ({best.speedup:.2f} times as fast): {best.risk}",
         remedy=write,
     )
@@ -376,7 +423,12 @@ def check_servers(spec: JobSpec, servers: int) -> Iterator[Finding]:
 
 
 def star_of(
-    workers: Sequence[str], servers: Sequence[str], links: Sequence[Values], *, mirrors: int
+    workers: Sequence[str],
+    servers: Sequence[str],
+    links: Sequence[Values],
+    *,
+    mirrors: int,
+    world_size: int,
 ) -> Star | None:
     """The star of these ranks; None if there is no server or a link is not known.
 
@@ -384,6 +436,13 @@ def star_of(
     servers, and m n / S more to its m mirrors.  Down, each worker gets n again, and servers what
     they do not hold.  A rank's own link is as fast as the fastest way that was measured over it,
     one at a time: one server seems no faster than the fastest worker, so this is the worst case.
+
+    Args:
+        workers: those that were measured.
+        servers: all parameter servers.
+        links: as in `world_of`.
+        mirrors: of each part of the state.
+        world_size: number of workers; more than were measured are like these.
     """
     rates = {
         (link["from"], link["to"]): link["bytes_per_s"] for link in links if link["bytes_per_s"]
@@ -392,14 +451,14 @@ def star_of(
     both = [*ways, *((other, one) for one, other in ways)]
     if not ways or not all(way in rates for way in both):
         return None
-    trainers, owners = len(workers), len(servers)
+    owners = len(servers)
     copies = min(mirrors, owners - 1)
     out, back = _own_rates(rates, 0), _own_rates(rates, 1)
     up = [(out[name], name) for name in workers]
-    up += [(back[name] * owners / (trainers + copies), name) for name in servers]
+    up += [(back[name] * owners / (world_size + copies), name) for name in servers]
     up += [(rates[way] * owners, way[1]) for way in ways]
     down = [(back[name], name) for name in workers]
-    down += [(out[name] * owners / (trainers + owners - 1 - copies), name) for name in servers]
+    down += [(out[name] * owners / (world_size + owners - 1 - copies), name) for name in servers]
     down += [(rates[other, one] * owners, other) for one, other in ways]
     trips_s = {(link["from"], link["to"]): link["rtt_s"] for link in links}
     return Star(

@@ -98,6 +98,7 @@ def test_a_forecast_is_about_the_steps_that_follow(dtdctl, tmp_path):
     assert "own_task.py" in err
     report = json.loads(out)
     assert [one["world_size"] for one in report["forecast"]] == [1, 2]
+    assert [one["forecast"]["world_size"] for one in report["larger"]["worlds"]] == [16]
     assert {need["worker"] for need in report["memory"]} == set(NAMES)
     known = {(one["strategy"], one["codec"]): one for one in report["strategies"]}
     own = known["replicated", "none"]

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from dtd import __version__
+from dtd.doctor.larger import ASSUMED
 from dtd.wire import messages as m
 
 HOST = {
@@ -20,6 +21,7 @@ HOST = {
     "heartbeat_interval_s": 0.25,
 }
 WORLD = {"data_s": 0.0, "compute_s": 0.1, "ready_s": [0.1, 0.1], "optimizer_s": 0.0}
+ALONE = {"data_s": 0.0, "compute_s": 0.2, "ready_s": [0.2, 0.2], "optimizer_s": 0.0}
 NONE = {
     "strategy": "replicated",
     "every_steps": 1,
@@ -38,10 +40,10 @@ STEP = {
     "pass_s_per_byte": 1e-10,
     "state": {"parameter_bytes": 1 << 19, "common_bytes": 0, "optimizer_bytes": 1 << 20},
     "buckets": [10**8, 0],
-    "rows": 8,
+    "rows": 32,
     "memory": {"parameters": 1 << 20},
     "available_bytes": 1 << 30,
-    "worlds": {"1": WORLD, "2": WORLD},
+    "worlds": {"1": ALONE, "2": WORLD},
 }
 
 
@@ -80,6 +82,7 @@ def test_a_job_is_forecast_and_strategies_are_compared(dtdctl, server, cluster, 
     check_output(["doctor"], out)
     assert exit_code == 0
     assert [one["world_size"] for one in report["forecast"]] == [1, 2]
+    assert [one["forecast"]["world_size"] for one in report["larger"]["worlds"]] == [16]
     assert {need["worker"] for need in report["memory"]} == {"worker-0", "worker-1"}
     assert {finding["check"] for finding in report["checks"]} >= {"memory", "ports", "clocks"}
     _, out, _ = dtdctl("doctor", job)
@@ -92,6 +95,11 @@ def test_a_job_is_forecast_and_strategies_are_compared(dtdctl, server, cluster, 
         ["replicated", "none (the job's)", "95.4 MiB", "1.10 s", "1.00 x", "same numbers"],
         ["replicated", "rank", "-", "-", "-", "does not fit: no matrix"],
     ]
+    at = rows.index(next(line for line in rows if line[-1:] == ["FASTER WITH"]))
+    assert rows[at + 1][0] == "16"
+    assert rows[at + 1][-1].startswith("replicated, half: ")
+    assert rows[at + 2] == [ASSUMED]
+    assert "beyond 1 worker, each one more shortens a step by less than 1 %" in out
     assert "ok    with strategy replicated and codec half a step should take 621 ms" in out
     assert "      try: compare the loss of short runs first; under [strategy] write" in out
 

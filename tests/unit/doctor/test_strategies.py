@@ -13,6 +13,7 @@ from dtd.doctor.strategies import (
     check_choice,
     choices_of,
     forecasts,
+    world_of,
 )
 from dtd.job import parse_job
 
@@ -72,7 +73,7 @@ def both(*candidates, **codecs):
 
 def recommended(steps, job=None):
     job = job or spec()
-    return list(check_choice(choices_of(steps, links(), spec=job)))
+    return list(check_choice(choices_of(world_of(steps, links(), spec=job))))
 
 
 def test_each_choice_has_its_step_and_what_it_risks_and_the_fastest_comes_first():
@@ -83,7 +84,7 @@ def test_each_choice_has_its_step_and_what_it_risks_and_the_fastest_comes_first(
         half=codec(5 * MB),
         slow=codec(1 * MB, took_s=2.0),
     )
-    half, none, slow = choices_of(steps, links(), spec=spec())
+    half, none, slow = choices_of(world_of(steps, links(), spec=spec()))
     assert (half.codec, half.step_s, half.bytes_per_step) == ("half", pytest.approx(0.6), 5 * MB)
     assert half.speedup == pytest.approx(1.1 / 0.6)
     assert (half.risk, half.lossless, half.own) == ("rounds", False, False)
@@ -121,7 +122,7 @@ def test_links_between_hosts_code_gradients_as_in_the_worst_worker():
     steps = both(candidate("none"), candidate("half", risk="rounds"), half=half)
     steps["a"] |= {"dtype": "float32", "coding": {"float32": coder(0.8), "bfloat16": coder(0.5)}}
     steps["b"] = steps["a"] | {"coding": {"float32": coder(0.9), "bfloat16": coder(0.5)}}
-    narrow, plain = choices_of(steps, links(), spec=spec())
+    narrow, plain = choices_of(world_of(steps, links(), spec=spec()))
     assert (plain.bytes_per_step, plain.coded) == (9 * MB, True)
     assert plain.step_s == pytest.approx(0.1 + 0.9)
     assert (narrow.bytes_per_step, narrow.coded) == (2.5 * MB, True)

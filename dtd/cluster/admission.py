@@ -140,11 +140,11 @@ def prepare(cluster: ClusterState, worker: Worker, job: Job) -> None:
     for other in instructions.settle(cluster, job):
         release(cluster, other, "restarted", "all workers begin with the same instructions")
     cluster.move_worker(worker, WorkerEvent.PREPARED)
-    cluster.send(worker.name, what_to_prepare(job))
+    cluster.send(worker.name, what_to_prepare(job, instructions.needed_by(job, worker)))
 
 
-def what_to_prepare(job: Job) -> m.Prepare:
-    """The PREPARE message of the job."""
+def what_to_prepare(job: Job, level: str = "") -> m.Prepare:
+    """The PREPARE message of the job, for a worker that computes with this level."""
     return m.Prepare(
         job=job.id,
         spec=job.spec,
@@ -156,7 +156,7 @@ def what_to_prepare(job: Job) -> m.Prepare:
         strict=job.strict,
         identity=job.identity,
         from_identity=job.from_identity,
-        instructions=job.instructions,
+        instructions=level,
     )
 
 

@@ -7,6 +7,9 @@ that are there before it first trains, and PREPARE names it, before torch is imp
 products are computed by libraries that choose for themselves: gradients may differ between ranks,
 averages do not.
 
+In a job with parameter servers only they compute updates, and workers copy the result.  So only the
+servers have to agree, and workers use the best that they have.
+
 Part of the membership machine.
 """
 
@@ -24,7 +27,7 @@ LEVELS: Final = ("default", "avx2", "avx512")
 
 def why_not(job: Job, worker: Worker) -> str:
     """Why a worker cannot compute this job's updates; empty if it can."""
-    own, needed = worker.registration.instructions, job.instructions
+    own, needed = worker.registration.instructions, needed_by(job, worker)
     if not own or not needed or not job.generation or _rank(own) >= _rank(needed):
         return ""
     return (
@@ -32,6 +35,15 @@ def why_not(job: Job, worker: Worker) -> str:
         f" `dtdctl cancel {job.id}` and `dtdctl resume {job.id}` while this worker is connected,"
         " and the new job uses what all its workers have"
     )
+
+
+def needed_by(job: Job, worker: Worker) -> str:
+    """The level for PREPARE; empty: the worker's own, since it computes no update."""
+    return job.instructions if _updates(job, worker) else ""
+
+
+def _updates(job: Job, worker: Worker) -> bool:
+    return worker.serves or not job.terms.has_servers
 
 
 def settle(cluster: ClusterState, job: Job) -> list[Worker]:
@@ -42,7 +54,11 @@ def settle(cluster: ClusterState, job: Job) -> list[Worker]:
     """
     if job.generation:
         return []
-    here = [one for one in cluster.workers.values() if one.state not in GONE and not one.foreign]
+    here = [
+        one
+        for one in cluster.workers.values()
+        if one.state not in GONE and not one.foreign and _updates(job, one)
+    ]
     levels = {one.registration.instructions for one in here} - {""}
     lowest, before = min(levels, key=_rank, default=""), job.instructions
     if not lowest or (before and _rank(lowest) >= _rank(before)):

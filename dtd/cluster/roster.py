@@ -461,10 +461,11 @@ def disagreement(
         return f"its dataset has {other.dataset_rows} rows, not {reference.dataset_rows}"
     if reference.dataset_fingerprint != other.dataset_fingerprint:
         return "sampled rows of its dataset, or their order, differ from the other workers'"
-    if reference.numerics_fingerprint != other.numerics_fingerprint:
+    known, numerics = reference.numerics_fingerprint, other.numerics_fingerprint
+    if known and numerics and known != numerics:
         return (
             "its numerics differ (another torch version, device type or processor):"
-            f" {other.numerics_fingerprint}, not {reference.numerics_fingerprint}"
+            f" {numerics}, not {known}"
         )
     if reference.steps_total != other.steps_total:
         return f"it would train {other.steps_total} steps, not {reference.steps_total}"

@@ -194,7 +194,10 @@ class MemoryRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupReport:
-    """Values that workers compare before they train together; all but `parameters` must agree."""
+    """Values that workers compare before they train together; all but `parameters` must agree.
+
+    `numerics_fingerprint` is empty for a worker that computes no update, but copies that of others.
+    """
 
     dataset_rows: int
     dataset_fingerprint: str

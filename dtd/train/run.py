@@ -196,7 +196,9 @@ class JobSessionRunner:
             dataset_rows=len(data.training),
             dataset_fingerprint=rows + session.plan.order.digest.hex(),
             plan_digest=_plan_digest(session),
-            numerics_fingerprint=numerics_fingerprint(self._spec.optimizer, self._device),
+            numerics_fingerprint=numerics_fingerprint(self._spec.optimizer, self._device)
+            if self._serves or not self._spec.strategy.has_servers
+            else "",  # it copies what the servers compute
             parameters=sum(parameter.numel() for _, parameter in session.replica.trained),
             steps_total=session.plan.steps_total,
             batches=f"global_batch_size = {self._spec.job.global_batch_size}, accumulate ="

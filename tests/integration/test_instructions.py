@@ -10,7 +10,14 @@ from dtd.wire import messages as m
 from dtd.worker.host_checks import best_instructions
 from tests.integration.conftest import Daemons
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(
+        best_instructions("cpu", {}) in ("", "default"),
+        reason="this processor has one set of instructions only",
+    ),
+    pytest.mark.usefixtures("unprepared"),  # torch chooses its kernels once in a process
+]
 
 JOB = """
 [job]
@@ -29,11 +36,13 @@ max_workers = 2
 """
 
 
-@pytest.mark.skipif(
-    best_instructions("cpu", {}) in ("", "default"),
-    reason="this processor has one set of instructions only",
-)
-@pytest.mark.usefixtures("unprepared")  # torch chooses its kernels once in a process
+SERVED = f"""{JOB}
+[strategy]
+name = "sharded"
+owners = "servers"
+"""
+
+
 def test_an_older_processor_joins_before_the_first_step(
     start_daemons: Callable[[int], Daemons],
 ) -> None:
@@ -55,3 +64,21 @@ def test_an_older_processor_joins_before_the_first_step(
     assert daemons.events("instructions_lowered", job)
     assert not daemons.events("replicas_diverged", job)
     assert not daemons.events("worker_refused", job)
+
+
+def test_with_a_parameter_server_each_worker_uses_the_instructions_that_it_has(
+    start_daemons: Callable[[int], Daemons],
+) -> None:
+    daemons = start_daemons(0)
+    daemons.cluster.start_worker("newer")
+    daemons.cluster.start_worker("older", environment={"ATEN_CPU_CAPABILITY": "default"})
+    daemons.cluster.start_worker("owner", "--role", "server")
+    job = daemons.submit(text=SERVED)
+
+    answer = daemons.wait(job)
+
+    assert answer["state"] == "done", answer
+    assert answer["result"]["replica_digests"].keys() == {"newer", "older", "owner"}
+    assert len(set(answer["result"]["replica_digests"].values())) == 1
+    for kind in ("instructions_lowered", "replicas_diverged", "worker_refused"):
+        assert not daemons.events(kind, job)

@@ -225,7 +225,7 @@ class Prepare(Message):
 
     `package` names the task's code that was shipped with the job; empty: the installed code.
     `identity` is the job's permanent identity across stores and directories (`dtd.job.terms`).
-    `instructions`: those with which all compute updates; empty: each its own.
+    `instructions`: those with which all that compute updates do so; empty: each its own.
     """
 
     job: Name
@@ -246,6 +246,7 @@ class Warmed(Message):
     """The worker is ready for a generation of the job.
 
     `held` names the newest state first; only workers of a sharded job name more than one.
+    `numerics_fingerprint`: empty for a worker that copies updates from parameter servers.
     `task_digest`: hash of the source of the task's package, empty for a built-in task.
     `environment`: software and hardware, each as `KEY=VALUE`.
     `committed_generation`, `committed_step`: the last commit by an earlier process of the worker,

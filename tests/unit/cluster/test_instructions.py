@@ -61,3 +61,18 @@ def test_a_level_does_not_rise_again_and_costs_nobody_a_second_start(driver: Dri
     driver.register("new", instructions="avx2")
     assert level(driver, "new") == "default"
     assert not driver.told("gpu", m.Release)
+
+
+def test_with_parameter_servers_only_they_have_to_agree(driver: Driver) -> None:
+    driver.submit(strategy={"name": "sharded", "owners": "servers"})
+    driver.register("old", instructions="default")
+    driver.register("ps-1", instructions="avx2", serves=True)
+    driver.register("ps-2", instructions="avx512", serves=True)
+    assert {level(driver, name) for name in ("ps-1", "ps-2")} == {"avx2"}
+    assert level(driver, "old") == ""
+    driver.warmed("old", numerics_fingerprint="")
+    for name in ("ps-1", "ps-2"):
+        driver.warmed(name)
+    driver.all_run("old", "ps-1", "ps-2")
+    driver.register("older", instructions="default")
+    assert driver.cluster.workers["older"].state is WorkerState.WARMING

@@ -25,7 +25,7 @@ from dtd.doctor import checks
 from dtd.doctor.checks import Finding
 from dtd.doctor.forecast import Forecast
 from dtd.doctor.job_memory import NEEDED_PARTS, check_division, check_memory, divided
-from dtd.doctor.larger import ASSUMED, check_growth, growth_of
+from dtd.doctor.larger import ASSUMED, Repeated, check_growth, growth_of
 from dtd.doctor.memory import REPLICATED
 from dtd.doctor.strategies import check_choice, check_servers, choices_of, forecasts, world_of
 from dtd.errors import CoordinatorUnreachable, RequestRefused
@@ -185,7 +185,8 @@ def _add_job(
     memory = [_memory_of(name, places[name], step) for name, step in steps.items()]
     links = report["links"]
     listed = choices_of(world_of(steps, links, spec=job.spec, servers=servers))
-    growth = growth_of(steps, links, spec=job.spec, servers=servers)
+    repeated = Repeated.fitted(steps, links, spec=job.spec, servers=servers)
+    growth = growth_of(repeated) if repeated is not None else None
     states = divided(job.spec, list(steps.values()))
     found = [
         *check_servers(job.spec, len(servers)),

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import cycle, islice
 from statistics import fmean, linear_regression
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from dtd import figures
 from dtd.doctor.checks import Finding
@@ -79,32 +78,119 @@ class Growth:
     beyond: Larger | None
 
 
-def growth_of(
-    steps: Mapping[str, Values],
-    links: Sequence[Values],
-    *,
-    spec: JobSpec,
-    servers: Sequence[str] = (),
-) -> Growth | None:
-    """Forecast larger worlds; arguments as for `dtd.doctor.strategies.world_of`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeated:
+    """The workers and links of which larger worlds are made.
 
-    Returns:
-        None if fewer than two worlds were measured, or not all that the links need.
+    Attributes:
+        spec: the job.
+        steps: each worker's measurements, by name.
+        links: as in `dtd.doctor.strategies.world_of`.
+        servers: the connected parameter servers.
+        least_workers: of the smallest world that was measured.
+        lines: (time with no rows, time for each row) of data, compute, optimizer and each bucket.
     """
-    lines = _Lines.fitted(list(steps.values()))
-    if lines is None:
+
+    spec: JobSpec
+    steps: Mapping[str, Values]
+    links: Sequence[Values]
+    servers: Sequence[str]
+    least_workers: int
+    lines: Sequence[tuple[float, float]]
+
+    @classmethod
+    def fitted(
+        cls,
+        steps: Mapping[str, Values],
+        links: Sequence[Values],
+        *,
+        spec: JobSpec,
+        servers: Sequence[str] = (),
+    ) -> Repeated | None:
+        """Fit the slowest worker of each world; None for fewer than two worlds."""
+        every = list(steps.values())
+        sizes = set.intersection(*(set(step["worlds"]) for step in every)) if every else set()
+        times, shares = [], []
+        for size in sizes:
+            made = slowest([compute_of(step["worlds"][size]) for step in every])
+            times.append((made.data_s, made.compute_s, made.optimizer_s, *made.ready_s))
+            shares.append(_most_rows(every[0]["rows"], int(size)))
+        if len(set(shares)) < 2:
+            return None
+        return cls(
+            spec=spec,
+            steps=steps,
+            links=links,
+            servers=servers,
+            least_workers=min(map(int, sizes)),
+            lines=[_line(shares, one) for one in zip(*times, strict=True)],
+        )
+
+    @property
+    def rows(self) -> int:
+        """Rows of a batch."""
+        return int(next(iter(self.steps.values()))["rows"])
+
+    def world(self, size: int) -> World:
+        """Return a world of any size."""
+        rows = _most_rows(self.rows, size)
+        data_s, compute_s, optimizer_s, *ready_s = (
+            at_s + rows * row_s for at_s, row_s in self.lines
+        )
+        times = {"data_s": data_s, "compute_s": compute_s, "optimizer_s": optimizer_s}
+        worlds = {str(size): {**times, "ready_s": ready_s}}
+        ranks = cycle([{**step, "worlds": worlds} for step in self.steps.values()])
+        routes = divided = self._routes(size, ())
+        if self.spec.strategy.has_servers:
+            divided = self._routes(size, self.servers) if self.servers else None
+        return World(
+            spec=self.spec, steps=list(islice(ranks, size)), routes=routes, divided=divided
+        )
+
+    def _routes(self, size: int, servers: Sequence[str]) -> Routes | None:
+        """Links like the slowest one; None if none, or not all with servers, are known."""
+        workers = list(self.steps)
+        names = {*workers, *servers}
+        speeds = link_speeds(self.links, self.spec.sync.lossless)
+        known = [speed for way, speed in speeds.items() if names.issuperset(way)]
+        mirrors = self.spec.strategy.mirrors
+        star = star_of(workers, servers, self.links, mirrors=mirrors, world_size=size)
+        if not known or (servers and star is None):
+            return None
+        narrow = min(known, key=lambda link: link.bytes_per_s)
+        worst = replace(narrow, latency_s=max(link.latency_s for link in known))
+        ranks = size + len(servers)
+        return Routes([worst] * ranks if ranks > 1 else [], star)
+
+
+def _most_rows(rows: int, world_size: int) -> int:
+    """Rows of the worker that has most."""
+    return -(-rows // world_size)
+
+
+def _line(shares: Sequence[int], times_s: Sequence[float]) -> tuple[float, float]:
+    """The line of least squares; neither part is negative."""
+    row_s, constant_s = linear_regression(shares, times_s)
+    if row_s < 0.0:
+        return fmean(times_s), 0.0
+    if constant_s < 0.0:
+        return 0.0, linear_regression(shares, times_s, proportional=True).slope
+    return constant_s, row_s
+
+
+def growth_of(repeated: Repeated) -> Growth | None:
+    """Forecast larger worlds; None if not all links that they need were measured."""
+    most = min(repeated.rows, SIZES[-1])
+    if repeated.world(most).divided is None:
         return None
-    world = partial(_world, lines=lines, steps=steps, links=links, spec=spec, servers=servers)
-    most = min(lines.rows, SIZES[-1])
-    if world(most).divided is None:
-        return None
-    sizes = {size for size in COMPARED if lines.least_workers <= size < most} | {most}
-    enough = enough_workers({size: _step_s(world(size)) for size in sizes})
+    sizes = {size for size in COMPARED if repeated.least_workers <= size < most} | {most}
+    enough = enough_workers({size: _step_s(repeated.world(size)) for size in sizes})
+    larger = [size for size in SIZES if len(repeated.steps) < size <= most]
     return Growth(
-        worlds=[_larger(world(size)) for size in SIZES if len(steps) < size <= most],
+        worlds=[_larger(repeated.world(size)) for size in larger],
         most_workers=most,
         enough_workers=enough,
-        beyond=None if enough is None else _larger(world(enough + 1)),
+        beyond=None if enough is None else _larger(repeated.world(enough + 1)),
     )
 
 
@@ -145,98 +231,6 @@ def check_growth(growth: Growth) -> Iterator[Finding]:
         message += f" workers take {figures.span(better.step_s)} instead of"
         message += f" {figures.span(made.step_s)}: {better.risk}"
     yield Finding(check="workers", state="ok", message=message, remedy="")
-
-
-class _Lines(NamedTuple):
-    """All times of a step, as lines over the rows of a worker.
-
-    Attributes:
-        rows: of a batch.
-        least_workers: of the smallest world.
-        lines: (time with no rows, time for each row) of data, compute, optimizer and each bucket.
-    """
-
-    rows: int
-    least_workers: int
-    lines: list[tuple[float, float]]
-
-    @classmethod
-    def fitted(cls, steps: Sequence[Values]) -> _Lines | None:
-        """Fit the slowest worker of each world; None for fewer than two worlds."""
-        sizes = set.intersection(*(set(step["worlds"]) for step in steps)) if steps else set()
-        times, shares = [], []
-        for size in sizes:
-            made = slowest([compute_of(step["worlds"][size]) for step in steps])
-            times.append((made.data_s, made.compute_s, made.optimizer_s, *made.ready_s))
-            shares.append(_most_rows(steps[0]["rows"], int(size)))
-        if len(set(shares)) < 2:
-            return None
-        lines = [_line(shares, one) for one in zip(*times, strict=True)]
-        return cls(steps[0]["rows"], min(map(int, sizes)), lines)
-
-    def world(self, size: int) -> Values:
-        """Return a step in a world of this size, as workers measure it."""
-        rows = _most_rows(self.rows, size)
-        data_s, compute_s, optimizer_s, *ready_s = (
-            at_s + rows * row_s for at_s, row_s in self.lines
-        )
-        return {
-            "data_s": data_s,
-            "compute_s": compute_s,
-            "optimizer_s": optimizer_s,
-            "ready_s": ready_s,
-        }
-
-
-def _most_rows(rows: int, world_size: int) -> int:
-    """Rows of the worker that has most."""
-    return -(-rows // world_size)
-
-
-def _line(shares: Sequence[int], times_s: Sequence[float]) -> tuple[float, float]:
-    """The line of least squares; neither part is negative."""
-    row_s, constant_s = linear_regression(shares, times_s)
-    if row_s < 0.0:
-        return fmean(times_s), 0.0
-    if constant_s < 0.0:
-        return 0.0, linear_regression(shares, times_s, proportional=True).slope
-    return constant_s, row_s
-
-
-def _world(
-    size: int,
-    *,
-    lines: _Lines,
-    steps: Mapping[str, Values],
-    links: Sequence[Values],
-    spec: JobSpec,
-    servers: Sequence[str],
-) -> World:
-    ranks = [{**step, "worlds": {str(size): lines.world(size)}} for step in steps.values()]
-    routes = divided = _routes(size, list(steps), (), links, spec)
-    if spec.strategy.has_servers:
-        divided = _routes(size, list(steps), servers, links, spec) if servers else None
-    return World(spec=spec, steps=list(islice(cycle(ranks), size)), routes=routes, divided=divided)
-
-
-def _routes(
-    size: int,
-    workers: Sequence[str],
-    servers: Sequence[str],
-    links: Sequence[Values],
-    spec: JobSpec,
-) -> Routes | None:
-    """Links like the slowest one among these; None if none or not all with servers are known."""
-    names = {*workers, *servers}
-    speeds = link_speeds(links, spec.sync.lossless)
-    known = [speed for way, speed in speeds.items() if names.issuperset(way)]
-    star = star_of(workers, servers, links, mirrors=spec.strategy.mirrors, world_size=size)
-    if not known or (servers and star is None):
-        return None
-    narrow = min(known, key=lambda link: link.bytes_per_s)
-    worst = replace(narrow, latency_s=max(link.latency_s for link in known))
-    ranks = size + len(servers)
-    return Routes([worst] * ranks if ranks > 1 else [], star)
 
 
 def _step_s(world: World) -> float:

@@ -28,12 +28,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.doctor.strategies import forecasts
+from dtd.doctor.larger import Repeated
+from dtd.doctor.strategies import forecast_of, forecasts
 from dtd.errors import DtdError
 from dtd.job import JobSpec, from_mapping, to_mapping
 from dtd.wire import messages as m
 from scripts.benchrun.daemons import SETTINGS, ShapedHosts, own_network
-from scripts.benchrun.results import Record, keep, machine, time_text
+from scripts.benchrun.results import NOTHING, Record, keep, machine, time_text
 from scripts.benchrun.tasks import GIGABIT, LINKS, LOOPBACK
 from scripts.cluster.fault_proxy import BOTH
 from scripts.cluster.log_timeline import ENDS
@@ -179,13 +180,25 @@ def forecast_s(record: Record) -> float:
     return made[-1].step_s
 
 
+def larger_s(record: Record, world: int) -> float | None:
+    """The step of a larger world that the present model makes of what was measured."""
+    spec = _spec(record["world"], record["lossless"])
+    repeated = Repeated.fitted(record["steps"], record["links"], spec=spec)
+    made = forecast_of(repeated.world(world)) if repeated is not None else None
+    return made.step_s if made is not None else None
+
+
 def tables(records: Sequence[Record]) -> str:
-    """One row for each case."""
+    """One row for each case, and what the measurements of two workers say of more."""
     head = ["link", "workers", "lossless", "measured", "forecast", "**forecast : measured**"]
+    head += ["from two workers", "**that : measured**"]
+    pairs = {(one["link"], one["lossless"]): one for one in records if one["world"] == 2}
     rows = []
     for record in sorted(records, key=_place):
         made_s, step_s = forecast_s(record), record["step_s"]
         delayed = f"1gbit + {record['link']}" if record["link"] in DELAYS_S else record["link"]
+        pair = pairs.get((record["link"], record["lossless"]))
+        from_two_s = None if pair is None or record is pair else larger_s(pair, record["world"])
         rows.append(
             [
                 delayed,
@@ -194,6 +207,8 @@ def tables(records: Sequence[Record]) -> str:
                 time_text(step_s),
                 time_text(made_s),
                 f"{made_s / step_s:.2f}",
+                time_text(from_two_s) if from_two_s is not None else NOTHING,
+                f"{from_two_s / step_s:.2f}" if from_two_s is not None else NOTHING,
             ]
         )
     return table(head, rows)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtd.doctor.forecast import Coded, Coder, Compute, Exchanged, LinkSpeed, forecast
-from dtd.doctor.larger import growth_of
-from dtd.doctor.strategies import forecasts
+from dtd.doctor.larger import Repeated
+from dtd.doctor.strategies import forecast_of, forecasts
 from dtd.job import parse_job
 
 JOB = '[job]\nname = "a"\ntask = "digits"\nsteps = 3\nglobal_batch_size = 8\n'
@@ -53,7 +53,7 @@ def test_links_that_may_code_are_as_fast_as_others(
     assert auto.sent_bytes == pytest.approx(sent, abs=2)
 
 
-@settings(max_examples=25)
+@settings(max_examples=30)
 @given(
     sizes=sizes,
     latency_s=latencies,
@@ -89,9 +89,9 @@ def test_a_larger_world_of_equals_is_forecast_as_if_it_were_connected(
         return dict.fromkeys(names, step(worlds)), links
 
     spec = parse_job(JOB, source="test")
-    growth = growth_of(*connected(2, (1, 2)), spec=spec)
+    repeated = Repeated.fitted(*connected(2, (1, 2)), spec=spec)
     made = forecasts(*connected(16, (16,)), most=16, spec=spec)[-1]
-    found = growth.worlds[0].forecast
+    found = forecast_of(repeated.world(16))
     assert found.world_size == made.world_size
     assert found.step_s == pytest.approx(made.step_s, abs=1e-9)
     assert found.sent_bytes == made.sent_bytes

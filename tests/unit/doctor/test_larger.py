@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from dtd.doctor.larger import SIZES, check_growth, enough_workers, growth_of
+from dtd.doctor.larger import SIZES, Repeated, check_growth, enough_workers, growth_of
 from dtd.doctor.strategies import forecasts
 from dtd.job import parse_job
 
@@ -45,7 +45,8 @@ def among(names, *, bytes_per_s=1e9, rtt_s=0.0):
 
 
 def grown(steps, links, *overrides, **more):
-    return growth_of(steps, links, spec=spec(*overrides), **more)
+    repeated = Repeated.fitted(steps, links, spec=spec(*overrides), **more)
+    return growth_of(repeated) if repeated is not None else None
 
 
 def by_size(growth):

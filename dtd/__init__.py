@@ -9,14 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dtd.datasets.local import data_path
     from dtd.own_loop.run import Run, join
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "join"]
+__all__ = ["Run", "__version__", "data_path", "join"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `join` and `Run`, and with them torch, when they are used."""
+    """Import `join` and `Run`, and with them torch, when they are used; `data_path` without it."""
+    if name == "data_path":
+        from dtd.datasets.local import data_path
+
+        return data_path
     if name not in ("Run", "join"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from dtd.own_loop import run

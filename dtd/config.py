@@ -209,6 +209,12 @@ class WorkerConfig:
         "`strict`: start only inside a sandbox in which jobs write only to this worker's own"
         " directories and reach no address outside the cluster; accepts jobs that require one.",
     )
+    data_cache_gib: float = setting(
+        100.0,
+        "Most GiB of copies of jobs' data (`[data]`) in `state_dir`; the least recently used go.",
+        minimum=0,
+        maximum=2**20,
+    )
     drain_timeout_s: float = setting(
         20.0,
         "Time that a worker has to leave when it is told to: for the step boundary, for passing its"

@@ -21,6 +21,7 @@ from typing import Any, Final
 from dtd.cluster import (
     admission,
     checkpoints,
+    datasets,
     digests,
     ending,
     figures,
@@ -430,6 +431,7 @@ _OF_A_JOB: Final[dict[type, Callable[[ClusterState, Job, Worker, Any], None]]] =
     m.CheckpointSaved: _on_checkpoint_saved,
     m.Agreed: lambda cluster, job, _, message: checkpoints.agreed(cluster, job, message),
     m.Failed: isolation.failed,
+    m.GetData: datasets.reported,
     m.Notice: _on_notice,
     m.Running: lambda cluster, job, worker, _: forming.member_running(cluster, job, worker),
     m.Frozen: _on_frozen,

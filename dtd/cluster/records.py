@@ -110,6 +110,7 @@ class Worker:
             rank there.
         stopped: whether it has finished because it was told to stop.
         reconnection: the generation with which it registered again.
+        data: what it has of the job's data, as it has said last, see `dtd.cluster.datasets`.
     """
 
     registration: m.Register
@@ -125,6 +126,7 @@ class Worker:
     rank: int = 0
     stopped: bool = False
     reconnection: Reconnection = field(default_factory=Reconnection)
+    data: dict[str, m.GetData] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -217,6 +219,7 @@ class Job:
         identity, from_identity: identities of this job and of `from_job`, see `dtd.job.terms`.
         instructions: those with which all its workers compute updates, see
             `dtd.cluster.instructions`; empty: each its own.
+        data: digests of the job's data by name, as soon as a worker has had them.
     """
 
     id: str
@@ -260,6 +263,7 @@ class Job:
     dataset_fingerprint: str = ""
     task_digest: str = ""
     environment: dict[str, str] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)
     from_newest: int = 0
     instructions: str = ""
     divergences: tuple[Any, ...] = ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtd.cluster import admission, branches, forming, registration, roster
+from dtd.cluster import admission, branches, datasets, forming, registration, roster
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import WorkerState
@@ -76,7 +76,8 @@ def _warm_up(cluster: ClusterState, job: Job) -> str:
     is_over = since is not None and cluster.now - since > job.terms.warmup_timeout_s
     if not warming or (since is not None and survivors) or is_over:
         return ""
-    return f"warming up: {', '.join(warming)}"
+    data = datasets.explain(cluster, job)
+    return f"warming up: {', '.join(warming)}" + (f"; {data}" if data else "")
 
 
 def why_too_few(workers: Sequence[Worker], job: Job) -> str:

@@ -37,6 +37,7 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
     yield from _length(spec)
     yield from _numbers(spec)
     yield from _shares(spec)
+    yield from _data(spec)
     yield from _encryption(spec)
     yield from _sparse(spec)
     yield from _best(spec)
@@ -167,6 +168,15 @@ def _shares(spec: JobSpec) -> Iterator[Conflict]:
             fields=(key, batch, ("train", "grad_accumulation")),
             text=f"leaves {shown(name)} {own} of {rows} rows, and a worker needs {least} (two in"
             " each micro-batch); raise its weight or [job] global_batch_size",
+        )
+
+
+def _data(spec: JobSpec) -> Iterator[Conflict]:
+    if spec.data and spec.elastic.by_hand:
+        yield Conflict(
+            fields=(("data",), ("elastic", "by_hand")),
+            text="cannot be used with by_hand = true: such a process opens its data before it"
+            " joins; start it with `dtdctl run`, or give it the path on its host",
         )
 
 

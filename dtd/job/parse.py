@@ -26,6 +26,7 @@ from typing import Any, Final, get_type_hints
 from dtd.errors import JobSpecError
 from dtd.job.checks import conflicts
 from dtd.job.tables import BUILT_IN_TASKS, JobSpec
+from dtd.names import NAME_WORDS, is_name
 from dtd.rules import MAX_KEYS, did_you_mean, fault, fields_of, too_many_keys, without_none
 from dtd.shown import INTEGER_LIMIT, shown
 from dtd.toml_source import CONTENT_ERRORS, KeyPath, content_fault, key_lines, read_text
@@ -34,9 +35,14 @@ MAX_JOB_BYTES: Final = 24 * 1024
 MAX_TASK_VALUES: Final = 4096
 _TASK_DEPTH: Final = 8
 _TASK: Final = "task"
+_DATA: Final = "data"
+_FREE: Final = (_TASK, _DATA)
+"""Tables whose keys the user chooses."""
 _TABLES: Final[Mapping[str, type]] = {
-    name: hint for name, hint in get_type_hints(JobSpec).items() if name != _TASK
+    name: hint for name, hint in get_type_hints(JobSpec).items() if name not in _FREE
 }
+MAX_DATA: Final = 16
+MAX_PATH_CHARACTERS: Final = 1024
 _RIVALS: Final = {("job", "epochs"): "steps", ("job", "steps"): "epochs"}
 
 
@@ -238,13 +244,13 @@ def _label(problem: Problem) -> str:
 
 def _read_spec(raw: Mapping[Any, Any]) -> tuple[JobSpec, list[Problem]]:
     """The spec and its faults; where a field is wrong, a default stands in for it."""
-    unknown = {name: value for name, value in raw.items() if name not in (*_TABLES, _TASK)}
+    unknown = {name: value for name, value in raw.items() if name not in (*_TABLES, *_FREE)}
     problems = [
         Problem(path=(name,), text=_unknown_at_top(name, value))
         for name, value in itertools.islice(unknown.items(), MAX_KEYS)
     ]
     given: dict[str, Mapping[Any, Any]] = {}
-    for name in (*_TABLES, _TASK):
+    for name in (*_TABLES, *_FREE):
         value = raw.get(name, {})
         if isinstance(value, Mapping):
             given[name] = value
@@ -260,8 +266,10 @@ def _read_spec(raw: Mapping[Any, Any]) -> tuple[JobSpec, list[Problem]]:
     else:
         task_problems = list(_task_problems(given.get(_TASK, {}), (_TASK,)))
     task = {} if task_problems else copy.deepcopy(dict(given.get(_TASK, {})))
-    spec = JobSpec(task=task, **tables)
-    problems += task_problems
+    data_problems = list(_data_problems(given.get(_DATA, {})))
+    data = {} if data_problems else dict(given.get(_DATA, {}))
+    spec = JobSpec(task=task, data=data, **tables)
+    problems += [*task_problems, *data_problems]
     faulty = {problem.path for problem in problems}
     problems += (
         Problem(path=conflict.fields[0], text=conflict.text)
@@ -303,7 +311,7 @@ def read_table(name: str, table: type, given: Mapping[Any, Any], problems: list[
 
 def _unknown_at_top(name: object, value: object) -> str:
     if isinstance(value, Mapping):
-        return "unknown table" + did_you_mean(str(name), (*_TABLES, _TASK))
+        return "unknown table" + did_you_mean(str(name), (*_TABLES, *_FREE))
     return "every key must be in a table" + _elsewhere(name)
 
 
@@ -314,6 +322,22 @@ def _unknown_key(key: object, known: Iterable[str]) -> str:
 def _elsewhere(key: object) -> str:
     home = [f"[{name}]" for name, table in _TABLES.items() if key in fields_of(table)]
     return f"; it belongs to {' or '.join(home)}" if home else ""
+
+
+def _data_problems(given: Mapping[Any, Any]) -> Iterator[Problem]:
+    if len(given) > MAX_DATA:
+        yield Problem(path=(_DATA,), text=f"has {len(given)} keys; the limit is {MAX_DATA}")
+        return
+    for name, path in given.items():
+        here = (_DATA, str(name))
+        if not isinstance(name, str) or not is_name(name):
+            yield Problem(path=here, text=f"is not a name: {NAME_WORDS}")
+        elif not (isinstance(path, str) and path.startswith("/") and path.isprintable()):
+            text = "must be an absolute path, because workers share no working directory"
+            yield Problem(path=here, text=f"{text}, not {shown(path)}")
+        elif len(path) > MAX_PATH_CHARACTERS:
+            text = f"has {len(path)} characters; the limit is {MAX_PATH_CHARACTERS}"
+            yield Problem(path=here, text=text)
 
 
 def _is_too_large(task: Mapping[Any, Any]) -> bool:

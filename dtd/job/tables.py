@@ -360,7 +360,10 @@ def lower_is_better(metric: str, mode: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """A whole job file, valid as a whole; `task` holds the task's own keyword arguments."""
+    """A whole job file, valid as a whole.
+
+    `task` holds the task's own keyword arguments, `data` the paths of the job's data by name.
+    """
 
     job: JobTable
     task: dict[str, Any]
@@ -371,3 +374,4 @@ class JobSpec:
     strategy: StrategyTable
     elastic: ElasticTable
     checkpoint: CheckpointTable
+    data: dict[str, str] = field(default_factory=dict)

@@ -125,7 +125,7 @@ MAX_REQUESTS_AHEAD: Final = 16
 READ_AHEAD_BYTES: Final = 2 * 1024 * 1024
 """With more than this waiting to be sent, no further range is read: the next one is coded while
 those before it are on their way."""
-STORED: Final = ("checkpoint/", "model/", "profile/")
+STORED: Final = ("checkpoint/", "model/", "profile/", "data/")
 """Resources that are files, and stay open when a state is withdrawn."""
 STILL_WAITING_S: Final = 0.25
 INFO_BLOBS: Final = MAX_HEADER_BYTES // 512
@@ -143,8 +143,8 @@ class FetchHandler:
     """The resources offered here, and the clients that fetch them.
 
     Args:
-        open_on_disk: returns the resource of "checkpoint/DIRECTORY/NAME", "model/VERSION" or
-            "profile/NAME", run in a thread; raises CheckpointError when there is none.
+        open_on_disk: returns the resource of "checkpoint/DIRECTORY/NAME", "model/VERSION",
+            "profile/NAME" or "data/DIGEST", run in a thread; raises DtdError when there is none.
     """
 
     def __init__(self, open_on_disk: Callable[[str], Resource]) -> None:

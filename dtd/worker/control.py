@@ -305,7 +305,7 @@ class Requests:
         self._unanswered: dict[tuple[object, ...], tuple[m.Message, _Answers]] = {}
 
     def ask(self, request: m.Message, *, timeout_s: float | None = None) -> tuple[Any, bytes]:
-        """Return the answer to a GET_PACKAGE or GET_PARTS, and its payload; blocking.
+        """Return the answer to a GET_PACKAGE, GET_PARTS or GET_DATA, and its payload; blocking.
 
         Raises:
             TimeoutError: there is none in time.
@@ -342,6 +342,8 @@ def _asked_for(message: m.Message) -> tuple[object, ...]:
     """The fields that a request and its answer have in common."""
     if isinstance(message, m.GetPackage | m.Package):
         return message.digest, message.offset
+    if isinstance(message, m.GetData | m.DataSources):
+        return message.job, message.name
     assert isinstance(message, m.GetParts | m.Parts)
     return message.job, message.step
 

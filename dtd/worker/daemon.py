@@ -50,6 +50,8 @@ from dtd.worker.cluster_access import (
     with_hosts,
 )
 from dtd.worker.control import ControlConnection, Requests
+from dtd.worker.datasets import PREFIX as DATA
+from dtd.worker.datasets import JobData
 from dtd.worker.host_checks import ATEN_CPU_CAPABILITY
 from dtd.worker.job_thread import Facilities, OwnScript
 from dtd.worker.measure import PREFIX as PROFILES
@@ -62,6 +64,7 @@ from dtd.worker.training import Training
 log = structlog.get_logger()
 
 OUTPUT_EVERY_S: Final = 0.1
+GIB: Final = 1 << 30
 _PACKAGE: Final = Path(diagnostics.__file__).parent
 DEFAULT_HEARTBEAT_INTERVAL_S: Final = 0.25
 DEFAULT_HEARTBEAT_TIMEOUT_S: Final = 1.5
@@ -156,6 +159,13 @@ class Worker:
             data=DataServer(self.config.name, self._open_on_disk),
             lifeline=lifeline,
             packages=TaskPackages(self.config.state_dir / PACKAGES, requests),
+            datasets=JobData(
+                self.config.state_dir / "data",
+                int(self.config.data_cache_gib * GIB),
+                by=self.config.name,
+                requests=requests,
+                tell=self._control.send,
+            ),
             requests=requests,
             tell=self._control.send,
             feed=self._feed,
@@ -181,6 +191,7 @@ class Worker:
         return {
             m.Package: lambda message, payload: answered(message, bytes(payload)),
             m.Parts: lambda message, _: answered(message),
+            m.DataSources: lambda message, _: answered(message),
             m.DropCheckpoint: lambda message, _: self._begin_drop(message),
             m.PinModel: lambda message, _: self._models.order(message),
             m.UnpinModel: lambda message, _: self._models.order(message),
@@ -311,6 +322,7 @@ class Worker:
         if message.refused:
             log.warning("coordinator_refused", reason=message.refused)
         self._feed(message)
+        self._parts.datasets.tell_again()
 
     def _on_renewed(self, message: m.Renewed) -> None:
         if self._renewal is not None:
@@ -428,6 +440,8 @@ class Worker:
         """Open a resource that other workers fetch from files; in a thread."""
         if resource.startswith(PREFIX):
             return self._models.open(resource)
+        if resource.startswith(DATA):
+            return self._parts.datasets.open(resource)
         if resource.startswith(PROFILES):
             return self._profiles.open(resource)
         return open_checkpoint(self._checkpoint_directories(), resource)
@@ -483,7 +497,7 @@ class Worker:
             state=self._core.state.value,
             job=training.job if training is not None else "",
             memory_bytes=resident_bytes(),
-            waiting=self._core.explain(),
+            waiting=self._parts.datasets.doing or self._core.explain(),
             **measured,
             **self._traffic.heartbeat_fields(ring.endpoint if ring is not None else None),
             **figures,

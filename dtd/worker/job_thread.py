@@ -26,11 +26,13 @@ from dtd.errors import CodeError, DtdError, RingBroken, UnreadableWord
 from dtd.exchange.collective import Bridge, RingCollective
 from dtd.exchange.schedule.neighbours import CORRUPT
 from dtd.job import JobSpec
+from dtd.net.blocking_link import Connect
 from dtd.net.data_server import DataServer
 from dtd.net.liveness import Lifeline
 from dtd.shown import cut, cut_trace
 from dtd.wire import messages as m
 from dtd.worker.control import Requests
+from dtd.worker.datasets import JobData
 from dtd.worker.packages import TaskPackages
 from dtd.worker.reporter import JobReporter
 
@@ -66,6 +68,7 @@ class Facilities:
         data: the data port, on the event loop.
         lifeline: holds connections that end with the process.
         packages: has packages and weights on this worker's disk.
+        datasets: has the job's data on this worker's disk.
         requests: asks the coordinator, from the training thread.
         tell: sends to the coordinator, on the event loop; lost while there is no connection.
         feed: hands an event to the member core, on the event loop.
@@ -77,6 +80,7 @@ class Facilities:
     data: DataServer
     lifeline: Lifeline
     packages: TaskPackages
+    datasets: JobData
     requests: Requests
     tell: Callable[[m.Message], None]
     feed: Callable[[member.Event], None]
@@ -93,6 +97,7 @@ class JobThread(threading.Thread, ABC):
         reporter: told of generations, steps, evaluations and checkpoints.
         watch: watches the thread's progress.
         post: hands an event to the member core, after the job's earlier output.
+        connect: returns the function that connects to other workers' data ports.
     """
 
     def __init__(
@@ -104,15 +109,18 @@ class JobThread(threading.Thread, ABC):
         reporter: JobReporter,
         watch: ProgressWatch,
         post: Callable[[member.Event], None],
+        connect: Callable[[], Connect],
     ) -> None:
         super().__init__(name="trainer", daemon=True)
         self._prepare = prepare
         self._spec = spec
         self._config = worker.config
         self._packages = worker.packages
+        self._datasets = worker.datasets
         self._reporter = reporter
         self._watch = watch
         self._post = post
+        self._connect = connect
         self._orders: queue.SimpleQueue[RingCollective | m.Save] = queue.SimpleQueue()
 
     def assign(self, ring: RingCollective) -> None:
@@ -160,6 +168,12 @@ class JobThread(threading.Thread, ABC):
         """Work until the process is replaced; every failure becomes a report."""
         try:
             self._watch.begin(time.monotonic())
+            self._datasets.bring(
+                self._prepare.job,
+                self._spec.data,
+                connect=self._connect(),
+                progress=self._reporter.progress,
+            )
             self._warm_up()
             self._watch.end()
         except BaseException as error:  # noqa: BLE001 - a user's SystemExit fails the job too

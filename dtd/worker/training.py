@@ -99,7 +99,12 @@ class Training:
         self.profiler = StepProfiler(
             sees_torch=spec.sync.transport == "ring", begins=self._reporter.begins
         )
-        parts = {"reporter": self._reporter, "watch": self._watch, "post": self._report}
+        parts = {
+            "reporter": self._reporter,
+            "watch": self._watch,
+            "post": self._report,
+            "connect": self._connect_data,
+        }
         self._thread: JobThread
         if spec.job.task.endswith(LAUNCHED):
             assert output is not None, "a script that was started by hand joins"
@@ -111,7 +116,6 @@ class Training:
                 worker,
                 silence_s=silence_s,
                 committed=record.before,
-                connect=self._connect_data,
                 profiler=self.profiler,
                 **parts,
             )

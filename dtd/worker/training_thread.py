@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +33,6 @@ from dtd.errors import (
 from dtd.exchange.collective import RingCollective
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED
-from dtd.net.blocking_link import Connect
 from dtd.net.data_server import Resource, memory_blob
 from dtd.shown import one_line
 from dtd.wire import messages as m
@@ -85,7 +84,6 @@ class TrainingThread(JobThread):
     Args:
         silence_s: after which a donor that sends nothing is given up.
         committed: (generation, step) of the last commit by an earlier process of this worker.
-        connect: returns the function that connects to other workers' data ports.
         profiler: profiles steps when it is asked to.
         parts: those of `JobThread`.
     """
@@ -98,7 +96,6 @@ class TrainingThread(JobThread):
         *,
         silence_s: float,
         committed: tuple[int, int] = (0, 0),
-        connect: Callable[[], Connect],
         profiler: StepProfiler | None = None,
         **parts: Any,
     ) -> None:
@@ -108,7 +105,6 @@ class TrainingThread(JobThread):
         self._offer = worker.bridge.posting(worker.data.offer)
         self._silence_s = silence_s
         self._committed = committed
-        self._connect = connect
         self._profiler = profiler
         self._session: JobSessionRunner
 

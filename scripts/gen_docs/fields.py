@@ -17,6 +17,7 @@ from dtd.config import (
 )
 from dtd.ctl.settings import ADDRESS_VARIABLE, CREDENTIAL_VARIABLE
 from dtd.job import JobSpec, load_job
+from dtd.job.parse import MAX_DATA
 from dtd.rules import FieldInfo, allowed, fields_of, without_none
 from scripts import markdown
 
@@ -57,6 +58,17 @@ that `job.task` names. Values are booleans, 64-bit integers, finite numbers, str
 tables, at most eight levels deep and 4096 in all; dates are written as strings. The task itself
 determines which arguments exist, when a worker builds it.
 """
+
+_DATA: Final = f"""\
+## [data]
+
+Data of the job, each a directory or a file: `images = "/data/images"`. The path is absolute, and
+something has to be there on at least one worker's host; the others copy it. The task finds the path
+on its host with `dtd.data_path("images")`. At most {MAX_DATA} names; not with `elastic.by_hand`.
+[Data on every host](guide/data.md) has the rest.
+"""
+
+_FREE_TABLES: Final = {"task": _TASK, "data": _DATA}
 
 _SETTINGS_INTRODUCTION: Final = f"""\
 # Settings of the daemons
@@ -100,6 +112,7 @@ Where the coordinator listens, `HOST:PORT` or `unix:/PATH`, several with commas 
 | `NO_COLOR` |  |  | Logs and views on a terminal have no colours. |
 | `DTD_VENV` |  | `.venv` | Where `scripts/test` and `scripts/quickstart` make their environment. |
 | `DTD_TORCH` |  |  | `cpu`: those scripts install torch without CUDA where the index has it. |
+| `DTD_DATA` |  |  | Paths of data by name, as JSON: where `dtd.data_path` looks. Workers set it. |
 | `DTD_TEST_DATA` |  |  | Directory of the real data that some tests read. |
 """
 
@@ -112,7 +125,7 @@ def job_file() -> str:
     load_job(_EXAMPLE)  # an example that does not parse must not be printed
     parts = [_JOB_INTRODUCTION + _EXAMPLE.read_text(encoding="utf-8") + "```\n"]
     for name, table in get_type_hints(JobSpec).items():
-        parts.append(_TASK if name == "task" else _job_table(name, table))
+        parts.append(_FREE_TABLES.get(name) or _job_table(name, table))
     return "\n".join(parts)
 
 

@@ -14,7 +14,7 @@ import structlog
 
 from dtd.address import ANY_IPV4, is_literal, is_loopback
 from dtd.checkpoint.choice import complete, fewest, missing, part_of
-from dtd.cluster import registration
+from dtd.cluster import datasets, registration
 from dtd.cluster.checkpoints import CONTRADICTED, VERIFIED
 from dtd.cluster.events import FromWorker
 from dtd.cluster.records import Job
@@ -207,11 +207,42 @@ def _answer_parts(coordinator: Coordinator, link: Link, name: str, message: m.Ge
     coordinator.answers.begin(link, message, answer)
 
 
+def _answer_data(coordinator: Coordinator, link: Link, name: str, message: m.GetData) -> None:
+    coordinator.handle(FromWorker(name=name, message=message))
+    found = datasets.sources(coordinator.membership.cluster_of(name), name, message.name)
+    connected = coordinator.links.names()
+    resource = f"data/{found.digest}"
+    link.send(
+        m.DataSources(
+            job=message.job,
+            name=message.name,
+            digest=found.digest,
+            share=found.share,
+            shares=found.shares,
+            sources=tuple(
+                m.DataSource(
+                    name=one.name,
+                    host=place.host,
+                    port=place.port,
+                    complete=datasets.is_complete(one.data[message.name]),
+                    ticket_expires_s=place.ticket_expires_s,
+                    ticket_key=place.ticket_key,
+                    others=place.others,
+                )
+                for one in found.workers[: m.MAX_PART_HOLDERS]
+                if one.name in connected
+                for place in (coordinator.source(one.name, resource),)
+            ),
+        )
+    )
+
+
 ANSWERED: Final[Mapping[type[m.Message], Callable[[Coordinator, Link, str, Any], None]]] = {
     m.GetPackage: lambda coordinator, link, _, message: coordinator.transfer_of(message).ask(
         link, message
     ),
     m.GetParts: _answer_parts,
+    m.GetData: _answer_data,
     m.ModelsHeld: lambda coordinator, _, name, message: coordinator.models.heard(name, message),
     m.ModelPinned: lambda coordinator, _, name, message: coordinator.models.heard(name, message),
     m.CheckpointDropped: lambda coordinator, _, name, message: coordinator.deletions.dropped(
@@ -219,7 +250,7 @@ ANSWERED: Final[Mapping[type[m.Message], Callable[[Coordinator, Link, str, Any],
     ),
     m.Measured: lambda coordinator, _, name, message: coordinator.broker.measured(name, message),
 }
-"""Messages that the core has no part in."""
+"""Messages whose answer, or the whole of which, is not the core's."""
 
 
 def _keep(coordinator: Coordinator, name: str, message: m.Message, payload: memoryview) -> None:

@@ -114,6 +114,8 @@ KINDS: Final = (
     Kind("requests", 0x2C, "CheckpointDropped", _WORKER),
     Kind("requests", 0x2D, "GetParts", _WORKER),
     Kind("requests", 0x2E, "Parts", _NONE, _WORKER),
+    Kind("requests", 0x2F, "GetData", _WORKER),
+    Kind("requests", 0x6E, "DataSources", _NONE, _WORKER),
     # Rank and next rank, or rank and server
     Kind("data", 0x30, "Chunk", _RING | _STAR, _STAR, _LARGE),
     Kind("data", 0x31, "SmallGather", _RING, _NONE, MAX_WORD_BYTES),
@@ -187,7 +189,7 @@ BESIDE: Final[Mapping[str, str]] = {
         "control",
     ),
     **dict.fromkeys(("BlobInfo", "MAX_LENT", "Phase", "ShmRegion"), "data"),
-    **dict.fromkeys(("MAX_PART_HOLDERS", "PartHolder"), "requests"),
+    **dict.fromkeys(("DataSource", "MAX_PART_HOLDERS", "PartHolder"), "requests"),
     **dict.fromkeys(("MAX_MODEL_FILES", "ModelFile", "ModelSource"), "models"),
 }
 """Modules of names that are not messages but belong to them: records, limits, enumerations."""

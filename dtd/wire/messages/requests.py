@@ -116,7 +116,7 @@ class Progress(Message):
 
 
 MAX_PART_HOLDERS: Final = 64
-"""Most holders in one PARTS message."""
+"""Most holders in one PARTS message, and sources in one DATA_SOURCES message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,3 +256,47 @@ class Parts(Message):
     digest: Name = ""
     holders: Annotated[tuple[PartHolder, ...], list_of(PartHolder, MAX_PART_HOLDERS)] = ()
     missing: Words = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSource:
+    """A connected worker that has data of a job, or some of them, and a ticket to fetch them."""
+
+    name: Name
+    host: Host
+    port: U16
+    complete: Flag
+    ticket_expires_s: U64
+    ticket_key: Octets = field(default=b"", repr=False)
+    others: Hosts = ()
+
+
+@message
+class GetData(Message):
+    """Worker to coordinator: what it has of the job's data `name`; asks for other sources.
+
+    `digest` is empty as long as it has none and knows none; the first worker that has all of them
+    determines the job's.  Repeated while it fetches, and after each registration.
+    """
+
+    job: Name
+    name: Name
+    digest: Name = ""
+    have_bytes: U64 = 0
+    size_bytes: U64 = 0
+
+
+@message
+class DataSources(Message):
+    """The answer to GET_DATA: the digest of these data, and the workers that can be asked for them.
+
+    `digest` is empty as long as no worker has had them.  `share` of `shares`: which part this
+    worker is to fetch first, since so many fetch them at a time.
+    """
+
+    job: Name
+    name: Name
+    digest: Name = ""
+    share: U16 = 0
+    shares: U16 = 1
+    sources: Annotated[tuple[DataSource, ...], list_of(DataSource, MAX_PART_HOLDERS)] = ()

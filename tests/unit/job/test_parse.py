@@ -290,3 +290,27 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None, probl
 )
 def test_the_examples_are_valid_jobs(example: Path) -> None:
     assert load_job(example).job.name
+
+
+def test_data_are_names_and_absolute_paths() -> None:
+    spec = parse_job(f'{MINIMAL}[data]\nimages = "/data/images"\n', source="job.toml")
+    assert spec.data == {"images": "/data/images"}
+    assert from_mapping(to_mapping(spec), source="x").data == spec.data
+    set_ = parse_job(MINIMAL, source="job.toml", overrides=["data.x=/x"])
+    assert set_.data == {"x": "/x"}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('x = "data"', "[data] x: must be an absolute path, because workers share no working"),
+        ("x = 3", "[data] x: must be an absolute path"),
+        ('"a b" = "/x"', "[data] a b: is not a name: 1 to 64 letters"),
+        (f'x = "/{"y" * 2000}"', "[data] x: has 2001 characters; the limit is 1024"),
+        ("\n".join(f'x{n} = "/x"' for n in range(17)), "[data]: has 17 keys; the limit is 16"),
+        ('x = "/x"\n[elastic]\nby_hand = true', "[data]: cannot be used with by_hand = true"),
+    ],
+)
+def test_data_that_cannot_be(line: str, problem: str) -> None:
+    (told,) = problems_of(f"{MINIMAL}[data]\n{line}\n")
+    assert problem in told

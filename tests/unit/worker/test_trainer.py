@@ -114,6 +114,7 @@ def made(kind, journal, post):
             bridge=SimpleNamespace(posting=lambda function: function),
             data=SimpleNamespace(offer=lambda name, resource: None),
             packages=None,
+            datasets=SimpleNamespace(bring=lambda *_names, **_more: None),
             requests=None,
             script=None,
         ),
@@ -121,6 +122,7 @@ def made(kind, journal, post):
         reporter=SimpleNamespace(
             begin_generation=lambda assign: None,
             begins=lambda kind: None,
+            progress=lambda: None,
             warning=lambda event, message: journal.append((event, message)),
         ),
         watch=ProgressWatch(first_stall_limit_s=120, least_stall_limit_s=5, busy_limit_s=1800),

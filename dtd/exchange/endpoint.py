@@ -20,7 +20,6 @@ from typing import Final
 
 from dtd.address import Address
 from dtd.errors import DtdError, ErrorCode, ProtocolError
-from dtd.exchange.dialling import Dialling, failure_text
 from dtd.exchange.memory_offers import SharedMemory
 from dtd.exchange.node import RING, SCRATCH_SLOTS, STAR, Node, NodeCollective
 from dtd.exchange.schedule.coding_choice import Mode
@@ -32,7 +31,8 @@ from dtd.exchange.schedule.tree import strides_in
 from dtd.net.attempts import Routes
 from dtd.net.coding_link import Coding, CodingLink
 from dtd.net.data_server import RING_STAGING_BYTES, DataServer
-from dtd.net.link import Link, Traffic
+from dtd.net.dialling import Dialling, failure_text
+from dtd.net.link import Link, LinkHandler, Traffic
 from dtd.net.liveness import Lifeline, LinkHeartbeats
 from dtd.planes import PLANES
 from dtd.wire import messages as m
@@ -197,7 +197,7 @@ class RingEndpoint:
                 self.lose(loss)
             await asyncio.sleep(CONNECT_PAUSE_S)
 
-    def _new_link(self, neighbour: Neighbour, handler: Dialling) -> CodingLink:
+    def _new_link(self, neighbour: Neighbour, handler: LinkHandler) -> CodingLink:
         """Create the opening side of a link of this generation."""
         name = self.assign.roster[self.assign.rank].name
         hello = replace(self._pass.hello(neighbour.role, name), coding=PLANES)

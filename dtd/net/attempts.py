@@ -6,23 +6,16 @@ one when one has failed or has not answered for a moment, and takes the first at
 is meant completes the handshake.  A host that answers without the keys, or under another name, is
 an attempt that failed.
 
-`Attempts` is pure: times in, indices out.  Its shells are `Dialling` (`dtd.exchange.dialling`) on
-the event loop and `first_link` here in threads.
+`Attempts` is pure: times in, indices out.  Its shells are `Dialling` (`dtd.net.dialling`) on the
+event loop, and `connect_tcp` and `first_link` (`dtd.net.blocking_link`).
 """
 
 from __future__ import annotations
 
 import math
-import queue
-import socket
-import threading
-import time
-from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from dtd.address import Address
-from dtd.errors import DtdError
-from dtd.net.blocking_link import BlockingLink, Connect
 
 CONNECT_S: Final = 0.25
 """Time that an address has for the TCP connection (RFC 8305, "Connection Attempt Delay")."""
@@ -122,100 +115,3 @@ class Routes:
     def answered(self, one: NamedPort, address: Address) -> None:
         """The worker has completed a handshake at this address."""
         self._hosts[one.name] = address.host
-
-
-# --- blocking links -------------------------------------------------------------------------------
-
-OpenAt = Callable[[Address, Connect], BlockingLink]
-"""Opens a link at an address, over connections that the given function makes."""
-
-_Outcome = tuple[int, BlockingLink | OSError | DtdError | None]
-
-
-def first_link(
-    to: Sequence[Address], open_at: OpenAt, connect: Connect
-) -> tuple[BlockingLink, Address]:
-    """Open a link at the first address that answers; blocking, each attempt in its own thread.
-
-    Args:
-        to: the peer's addresses, best first.
-        open_at: completes the handshake.
-        connect: makes the connections.
-
-    Returns:
-        the link, and its address.
-
-    Raises:
-        OSError, DtdError: as `open_at` at the first address; no other one has answered either.
-    """
-    if len(to) == 1:
-        return open_at(to[0], connect), to[0]
-    race = _Race(to, open_at, connect)
-    try:
-        return race.run()
-    finally:
-        race.end()
-
-
-class _Race:
-    """The threads of one `first_link`."""
-
-    def __init__(self, to: Sequence[Address], open_at: OpenAt, connect: Connect) -> None:
-        self._to, self._open_at, self._connect = to, open_at, connect
-        self._attempts = Attempts(len(to))
-        self._outcomes: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._ended = False
-
-    def run(self) -> tuple[BlockingLink, Address]:
-        failures: dict[int, OSError | DtdError] = {}
-        while not self._attempts.over:
-            while (index := self._attempts.start(time.monotonic())) is not None:
-                name = f"call-{self._to[index]}"
-                threading.Thread(target=self._try, args=(index,), name=name, daemon=True).start()
-            index, outcome = self._next_outcome()
-            if isinstance(outcome, BlockingLink):
-                return outcome, self._to[index]
-            if outcome is not None:
-                self._attempts.failed(index)
-                failures[index] = outcome
-            elif index >= 0:
-                self._attempts.connected(index, time.monotonic())
-        raise failures[0]
-
-    def _next_outcome(self) -> _Outcome:
-        """Return the next news of an attempt; (-1, None) when it is time for another attempt."""
-        wait_s = self._attempts.next_s() - time.monotonic()
-        try:
-            return self._outcomes.get(timeout=None if math.isinf(wait_s) else max(0.0, wait_s))
-        except queue.Empty:
-            return -1, None
-
-    def end(self) -> None:
-        """Close links that open from now on."""
-        with self._lock:
-            self._ended = True
-        while not self._outcomes.empty():
-            _close(self._outcomes.get()[1])
-
-    def _try(self, index: int) -> None:
-        def connect(address: Address, timeout_s: float) -> socket.socket:
-            made = self._connect(address, timeout_s)
-            self._outcomes.put((index, None))
-            return made
-
-        outcome: BlockingLink | OSError | DtdError
-        try:
-            outcome = self._open_at(self._to[index], connect)
-        except (OSError, DtdError) as error:
-            outcome = error
-        with self._lock:
-            if not self._ended:
-                self._outcomes.put((index, outcome))
-                return
-        _close(outcome)
-
-
-def _close(outcome: object) -> None:
-    if isinstance(outcome, BlockingLink):
-        outcome.close()

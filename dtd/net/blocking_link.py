@@ -9,17 +9,22 @@ and `fetch_client` turn the first two into sentences.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
+import queue
+import selectors
 import socket
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from dtd.address import Address, Endpoint, SocketPath
-from dtd.errors import ProtocolError
+from dtd.errors import DtdError, ProtocolError
+from dtd.net.attempts import Attempts
 from dtd.net.local_socket import call
 from dtd.wire import messages as m
 from dtd.wire.session import STAGING_BYTES, DataCredential, Received, Session, answer_of, hello
@@ -36,9 +41,64 @@ Connect = Callable[[Address, float], socket.socket]
 
 
 def connect_tcp(address: Address, timeout_s: float) -> socket.socket:
-    """Open a plain TCP connection."""
-    made = socket.create_connection((address.host, address.port), timeout_s)
+    """Open a plain TCP connection; of several addresses of a name, to the first that answers.
+
+    Raises:
+        OSError: the host has no address, or the connection to the last one failed.
+        TimeoutError: none was open in time.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    made = _first_connection(found, deadline_s)
+    made.settimeout(timeout_s)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
+
+
+def _first_connection(found: Sequence[Any], deadline_s: float) -> socket.socket:
+    """Connect to one of the addresses that `getaddrinfo` has found."""
+    attempts, begun, failure = Attempts(len(found)), dict[int, socket.socket](), OSError()
+    with selectors.DefaultSelector() as waiting:
+        try:
+            while True:
+                while (index := attempts.start(time.monotonic())) is not None:
+                    try:
+                        begun[index] = _begin(*found[index])
+                        waiting.register(begun[index], selectors.EVENT_WRITE, index)
+                    except OSError as error:
+                        failure = error
+                        attempts.failed(index)
+                if attempts.over:
+                    raise failure
+                wait_s = min(attempts.next_s(), deadline_s) - time.monotonic()
+                for key, _ in waiting.select(max(0.0, wait_s)):
+                    made = begun.pop(key.data)
+                    waiting.unregister(made)
+                    code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    if not code:
+                        return made
+                    made.close()
+                    failure = OSError(code, os.strerror(code))
+                    attempts.failed(key.data)
+                if time.monotonic() >= deadline_s:
+                    raise TimeoutError("timed out")
+        finally:
+            for one in begun.values():
+                one.close()
+
+
+def _begin(family: int, kind: int, number: int, _name: str, address: Any) -> socket.socket:
+    """Begin to connect.
+
+    Raises:
+        OSError: there is no way, or no such family.
+    """
+    made = socket.socket(family, kind, number)
+    made.settimeout(0)
+    code = made.connect_ex(address)
+    if code not in (0, errno.EINPROGRESS):
+        made.close()
+        raise OSError(code, os.strerror(code))
     return made
 
 
@@ -197,3 +257,100 @@ def _remaining_s(deadline_s: float, silence_s: float) -> float | None:
     """A socket timeout: None means no limit; never 0, which would mean non-blocking."""
     remaining_s = min(deadline_s - time.monotonic(), silence_s)
     return None if math.isinf(remaining_s) else max(remaining_s, 1e-6)
+
+
+# --- several addresses ----------------------------------------------------------------------------
+
+OpenAt = Callable[[Address, Connect], BlockingLink]
+"""Opens a link at an address, over connections that the given function makes."""
+
+_Outcome = tuple[int, BlockingLink | OSError | DtdError | None]
+
+
+def first_link(
+    to: Sequence[Address], open_at: OpenAt, connect: Connect
+) -> tuple[BlockingLink, Address]:
+    """Open a link at the first address that answers; blocking, each attempt in its own thread.
+
+    Args:
+        to: the peer's addresses, best first.
+        open_at: completes the handshake.
+        connect: makes the connections.
+
+    Returns:
+        the link, and its address.
+
+    Raises:
+        OSError, DtdError: as `open_at` at the first address; no other one has answered either.
+    """
+    if len(to) == 1:
+        return open_at(to[0], connect), to[0]
+    race = _Race(to, open_at, connect)
+    try:
+        return race.run()
+    finally:
+        race.end()
+
+
+class _Race:
+    """The threads of one `first_link`."""
+
+    def __init__(self, to: Sequence[Address], open_at: OpenAt, connect: Connect) -> None:
+        self._to, self._open_at, self._connect = to, open_at, connect
+        self._attempts = Attempts(len(to))
+        self._outcomes: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def run(self) -> tuple[BlockingLink, Address]:
+        failures: dict[int, OSError | DtdError] = {}
+        while not self._attempts.over:
+            while (index := self._attempts.start(time.monotonic())) is not None:
+                name = f"call-{self._to[index]}"
+                threading.Thread(target=self._try, args=(index,), name=name, daemon=True).start()
+            index, outcome = self._next_outcome()
+            if isinstance(outcome, BlockingLink):
+                return outcome, self._to[index]
+            if outcome is not None:
+                self._attempts.failed(index)
+                failures[index] = outcome
+            elif index >= 0:
+                self._attempts.connected(index, time.monotonic())
+        raise failures[0]
+
+    def _next_outcome(self) -> _Outcome:
+        """Return the next news of an attempt; (-1, None) when it is time for another attempt."""
+        wait_s = self._attempts.next_s() - time.monotonic()
+        try:
+            return self._outcomes.get(timeout=None if math.isinf(wait_s) else max(0.0, wait_s))
+        except queue.Empty:
+            return -1, None
+
+    def end(self) -> None:
+        """Close links that open from now on."""
+        with self._lock:
+            self._ended = True
+        while not self._outcomes.empty():
+            _close(self._outcomes.get()[1])
+
+    def _try(self, index: int) -> None:
+        def connect(address: Address, timeout_s: float) -> socket.socket:
+            made = self._connect(address, timeout_s)
+            self._outcomes.put((index, None))
+            return made
+
+        outcome: BlockingLink | OSError | DtdError
+        try:
+            outcome = self._open_at(self._to[index], connect)
+        except (OSError, DtdError) as error:
+            outcome = error
+        with self._lock:
+            if not self._ended:
+                self._outcomes.put((index, outcome))
+                return
+        _close(outcome)
+
+
+def _close(outcome: object) -> None:
+    if isinstance(outcome, BlockingLink):
+        outcome.close()

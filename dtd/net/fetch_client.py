@@ -22,8 +22,7 @@ from dtd.address import Address
 from dtd.durable import synced
 from dtd.errors import CheckpointError, ErrorCode, HolderUnreachable, ProtocolError, RequestRefused
 from dtd.json_reader import read_json
-from dtd.net.attempts import first_link
-from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
+from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp, first_link
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
 

@@ -18,12 +18,13 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from dtd import diagnostics
-from dtd.address import SocketPath
+from dtd.address import Address, SocketPath
 from dtd.cluster.detector import Detector
 from dtd.diagnostics import REFUSED, Diagnostic
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.control_client import trouble_of
-from dtd.net.link import Link, attach
+from dtd.net.dialling import CONNECT_TIMEOUT_S, Dialling
+from dtd.net.link import Link, LinkHandler, attach
 from dtd.net.local_socket import call
 from dtd.net.tls import tls_fault
 from dtd.security.identity import COORDINATOR
@@ -38,8 +39,6 @@ FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 0.5
 LONGEST_REFUSED_PAUSE_S: Final = 5.0
 """Longest pause between attempts of a worker that was refused: the reason may pass."""
-TLS_HANDSHAKE_S: Final = 5.0
-CONNECT_S: Final = 5.0
 GOODBYE_S: Final = 2.0
 """Longest time until the coordinator has read GOODBYE, for a worker that leaves."""
 SILENT_TIMEOUTS: Final = 2
@@ -198,53 +197,56 @@ class ControlConnection:
 
     async def _connect(self, target: Target) -> _Trouble | None:
         """Connect; returns the failure."""
-        loop, address = asyncio.get_running_loop(), target.address
+        address = target.address
         if isinstance(address, SocketPath):
             return await self._connect_here(address)
         assert target.context is not None, "a TCP connection to a coordinator requires a credential"
-        options: dict[str, Any] = {
-            "ssl": target.context,
-            "server_hostname": "",  # its role is checked, not its name
-            "ssl_handshake_timeout": TLS_HANDSHAKE_S,
-            "ssl_shutdown_timeout": TLS_HANDSHAKE_S,
-        }
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                await loop.create_connection(self._new_link, address.host, address.port, **options)
-        except ConnectionResetError as error:
-            return _Trouble(diagnostics.no_tls(str(address), tls_fault(error)), error)
-        except OSError as error:  # a time-out and TLS's errors are some, too
-            return _Trouble(trouble_of(error, address, within_s=CONNECT_S), error)
-        return None
+        dialling = Dialling([address], self._new_link, opened=self._take, context=target.context)
+        if await dialling.run():
+            return None
+        failure = next(iter(dialling.failures.values()))
+        if isinstance(failure, DtdError):
+            return _trouble_of_end(failure, self._calls)
+        if isinstance(failure, ConnectionResetError):
+            return _Trouble(diagnostics.no_tls(str(address), tls_fault(failure)), failure)
+        return _Trouble(trouble_of(failure, address, within_s=CONNECT_TIMEOUT_S), failure)
+
+    def _take(self, link: Link, _address: Address) -> None:
+        """The coordinator answered at one of its addresses."""
+        link.handler = self
+        self._on_open(link)
 
     async def _connect_here(self, at: SocketPath) -> _Trouble | None:
         """Connect on this host; returns the failure."""
         loop = asyncio.get_running_loop()
         try:
-            made = await loop.run_in_executor(None, call, at, CONNECT_S)
+            made = await loop.run_in_executor(None, call, at, CONNECT_TIMEOUT_S)
         except (OSError, ProtocolError) as error:
-            return _Trouble(trouble_of(error, at, within_s=CONNECT_S))
-        await attach(made, self._new_link)
+            return _Trouble(trouble_of(error, at, within_s=CONNECT_TIMEOUT_S))
+        await attach(made, lambda: self._new_link(self))
         return None
 
     def look(self, now: float) -> None:
         """Cut the connection if nothing has come back for too long."""
-        if self._calling_since is not None and now - self._calling_since > CONNECT_S:
-            self._note(diagnostics.no_answer(self._calls, CONNECT_S))
+        if self._calling_since is not None and now - self._calling_since > CONNECT_TIMEOUT_S:
+            self._note(diagnostics.no_answer(self._calls, CONNECT_TIMEOUT_S))
         if self._link is None or self._detector is None:
             return
         for _, reason in self._detector.suspects(now):
             log.warning("coordinator_silent", reason=reason)
             self._link.abort()
 
-    def _new_link(self) -> Link:
+    def _new_link(self, handler: LinkHandler) -> Link:
         said = hello(m.Role.WORKER, self._name, max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES)
-        return Link(self, hello=said, peer_role=COORDINATOR)
+        return Link(handler, hello=said, peer_role=COORDINATOR)
 
     # --- LinkHandler -------------------------------------------------------------------------
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
-        """The coordinator answered."""
+        """The coordinator answered on this host."""
+        self._on_open(link)
+
+    def _on_open(self, link: Link) -> None:
         self._link, self._detector, self._was_welcome = link, None, True
         self._owes_answer = False
         self._calling_since = None
@@ -351,7 +353,7 @@ def _asked_for(message: m.Message) -> tuple[object, ...]:
 def _trouble_of_end(error: DtdError | None, where: str) -> _Trouble:
     """Why the coordinator closed the connection."""
     if isinstance(error, ProtocolError) and error.code is ErrorCode.TIMEOUT:
-        return _Trouble(diagnostics.no_answer(where, CONNECT_S))
+        return _Trouble(diagnostics.no_answer(where, CONNECT_TIMEOUT_S))
     if isinstance(error, ProtocolError) and error.code is ErrorCode.BAD_MAGIC:
         return _Trouble(diagnostics.hung_up(where))
     if isinstance(error, ProtocolError):

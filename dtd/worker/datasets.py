@@ -27,8 +27,8 @@ from dtd.datasets.local import in_environment
 from dtd.datasets.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES, Manifest, first_difference, parse
 from dtd.datasets.plan import Plan
 from dtd.errors import DtdError, ErrorCode, ProtocolError, TaskError
-from dtd.net.attempts import addresses, first_link
-from dtd.net.blocking_link import BlockingLink, Connect
+from dtd.net.attempts import addresses
+from dtd.net.blocking_link import BlockingLink, Connect, first_link
 from dtd.net.data_server import Blob, Resource
 from dtd.net.fetch_client import open_resource, unexpected
 from dtd.shown import shown_bytes

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused, RingBroken
 from dtd.exchange.schedule.neighbours import CORRUPT, RESET, SILENT, UNREACHABLE
-from dtd.net.attempts import Routes, first_link
-from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
+from dtd.net.attempts import Routes
+from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp, first_link
 from dtd.net.data_server import MAX_REQUESTS_AHEAD
 from dtd.net.fetch_client import open_resource, unexpected
 from dtd.planes import PLANES, PlaneCoder, check_coded

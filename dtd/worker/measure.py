@@ -31,8 +31,8 @@ from dtd.config import WorkerConfig
 from dtd.diagnostics import Diagnostic
 from dtd.errors import CheckpointError, DtdError, RequestRefused
 from dtd.json_reader import read_json
-from dtd.net.attempts import addresses, first_link
-from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
+from dtd.net.attempts import addresses
+from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp, first_link
 from dtd.net.data_server import (
     MAX_REQUESTS_AHEAD,
     PROBE_SCOPE,

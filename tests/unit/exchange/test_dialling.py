@@ -85,6 +85,13 @@ async def test_the_address_at_which_the_neighbour_listens_is_found() -> None:
     pair.close()
 
 
+async def test_a_name_stands_for_all_its_addresses() -> None:
+    pair = Pair()
+    nodes = await pair.form("localhost", listens="127.0.0.1")
+    await up(*nodes)
+    pair.close()
+
+
 async def test_another_member_at_one_of_the_addresses_is_not_taken() -> None:
     """As at the address of a bridge that every host has: there the caller itself answers."""
     pair, wrong = Pair(), Node(2)

@@ -11,8 +11,8 @@ import pytest
 
 from dtd.address import Address
 from dtd.errors import ProtocolError
-from dtd.net.attempts import ANSWER_S, CONNECT_S, Attempts, Routes, addresses, first_link
-from dtd.net.blocking_link import BlockingLink, connect_tcp
+from dtd.net.attempts import ANSWER_S, CONNECT_S, Attempts, Routes, addresses
+from dtd.net.blocking_link import BlockingLink, connect_tcp, first_link
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
 

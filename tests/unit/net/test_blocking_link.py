@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from types import SimpleNamespace
 
 import pytest
 
+from dtd.address import Address
 from dtd.net import blocking_link
 from dtd.net.blocking_link import BlockingLink, connect_tcp
 from dtd.wire import messages as m
@@ -92,3 +94,41 @@ def test_another_thread_ends_it_at_once(server, link_to):
     assert failed
     link.close()
     link.abort()
+
+
+# --- names with several addresses -----------------------------------------------------------------
+
+
+def resolves_to(monkeypatch, *addresses):
+    """Any name stands for these addresses."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one.host, one.port)) for one in addresses]
+    monkeypatch.setattr(blocking_link.socket, "getaddrinfo", lambda *_names, **_kinds: found)
+
+
+def test_of_several_addresses_the_first_that_accepts_is_taken(server, free_address, monkeypatch):
+    resolves_to(monkeypatch, free_address, server.address, free_address)
+    with connect_tcp(Address("head.example", 7), PATIENCE_S) as made:
+        assert made.getpeername() == (server.address.host, server.address.port)
+        assert made.gettimeout() == PATIENCE_S
+
+
+def test_a_dead_end_does_not_keep_the_next_address_waiting(server, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        at = full.getsockname()
+        ahead = [
+            socket.socket() for _ in range(4)
+        ]  # the kernel answers no more than it has room for
+        for one in ahead:
+            one.settimeout(0)
+            one.connect_ex(at)
+        resolves_to(monkeypatch, Address(*at), server.address)
+        with connect_tcp(Address("head.example", 7), PATIENCE_S) as made:
+            assert made.getpeername() == (server.address.host, server.address.port)
+        for one in ahead:
+            one.close()
+
+
+def test_why_no_address_has_accepted_is_said(free_address, monkeypatch):
+    resolves_to(monkeypatch, free_address, free_address)
+    with pytest.raises(ConnectionRefusedError):
+        connect_tcp(Address("head.example", 7), PATIENCE_S)

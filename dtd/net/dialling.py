@@ -1,9 +1,9 @@
-"""Opens a link to a neighbour: at the first of its addresses at which it completes the handshake.
+"""Opens a link to a peer: at the first of its addresses at which it completes the handshake.
 
-When which address is tried is decided by `dtd.net.attempts`.  A neighbour proves with its WELCOME
-that it has the generation's secret, and states its name; any other host that answers is passed
-over.  Until then the links are those of a `Dialling`, afterwards the one that is open is the
-endpoint's and the others are gone.
+When which address is tried is decided by `dtd.net.attempts`.  A worker proves with its WELCOME
+that it has the generation's secret, and states its name; the coordinator proves itself by its
+certificate.  Any other host that answers is passed over.  Until then the links are those of a
+`Dialling`, afterwards the one that is open is the caller's and the others are gone.
 """
 
 from __future__ import annotations
@@ -11,29 +11,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import socket
 import ssl
 from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, TypeVar, cast
 
 from dtd.address import Address
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.attempts import Attempts
-from dtd.net.coding_link import CodingLink
-from dtd.net.link import Link
+from dtd.net.link import Link, LinkHandler
 from dtd.net.tls import tls_fault
 from dtd.wire import messages as m
 
-CONNECT_TIMEOUT_S = 5.0
-"""Longest time for a TCP connection; the addresses are then tried again."""
+CONNECT_TIMEOUT_S: Final = 5.0
+"""Longest time for a TCP connection, and for TLS on it."""
+
+_Opened = TypeVar("_Opened", bound=Link)
 
 
-class Dialling:
+class Dialling(Generic[_Opened]):
     """One round of attempts, one at each address.
 
     Args:
-        addresses: the neighbour's, best first.
+        addresses: the peer's, best first; a name stands for all addresses that it has.
         new_link: creates the opening side of a link, with this object as its handler.
         opened: called with the link that has been answered, and its address.
-        context: TLS, if the job requires it.
+        context: TLS, if the connection needs it.
 
     Attributes:
         failures: of the addresses that have failed, why.
@@ -42,9 +45,9 @@ class Dialling:
     def __init__(
         self,
         addresses: Sequence[Address],
-        new_link: Callable[[Dialling], CodingLink],
+        new_link: Callable[[LinkHandler], _Opened],
         *,
-        opened: Callable[[CodingLink, Address], None],
+        opened: Callable[[_Opened, Address], None],
         context: ssl.SSLContext | None,
     ) -> None:
         self.failures: dict[Address, OSError | DtdError] = {}
@@ -52,7 +55,7 @@ class Dialling:
         self._new_link = new_link
         self._opened = opened
         self._context = context
-        self._attempts = Attempts(len(addresses))
+        self._attempts = Attempts(0)
         self._links: dict[Link, int] = {}
         self._is_open = False
         self._changed = asyncio.Event()
@@ -61,6 +64,7 @@ class Dialling:
         """Try all addresses; returns whether a link is open."""
         loop = asyncio.get_running_loop()
         tasks = []
+        await self._look_up_names()
         try:
             while not self._is_open and not self._attempts.over:
                 while (index := self._attempts.start(loop.time())) is not None:
@@ -76,12 +80,34 @@ class Dialling:
             self._drop()
         return self._is_open
 
+    async def _look_up_names(self) -> None:
+        """Replace names by their addresses, in the order in which the system gives them."""
+        loop, numeric = asyncio.get_running_loop(), list[Address]()
+        for one in self._addresses:
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    found = await loop.getaddrinfo(one.host, one.port, type=socket.SOCK_STREAM)
+            except OSError as error:
+                self.failures[one] = error
+            else:
+                numeric += [Address(str(at[0]), one.port) for *_, at in found]
+        self._addresses = numeric
+        self._attempts = Attempts(len(numeric))
+
     async def _connect(self, index: int) -> None:
         loop, to, link = asyncio.get_running_loop(), self._addresses[index], self._new_link(self)
         self._links[link] = index
+        options: dict[str, Any] = {}
+        if self._context is not None:
+            options = {
+                "ssl": self._context,
+                "server_hostname": "",  # role and name are checked, not the host's name
+                "ssl_handshake_timeout": CONNECT_TIMEOUT_S,
+                "ssl_shutdown_timeout": CONNECT_TIMEOUT_S,
+            }
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await loop.create_connection(lambda: link, to.host, to.port, ssl=self._context)
+                await loop.create_connection(lambda: link, to.host, to.port, **options)
         except OSError as error:
             self._fail(link, error)
         else:
@@ -103,20 +129,19 @@ class Dialling:
     # --- LinkHandler, until a link is open -----------------------------------------------------
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
-        """The neighbour has answered: this is the link."""
-        assert isinstance(link, CodingLink)
+        """The peer has answered: this is the link."""
         index = self._links.pop(link)
         self._is_open = True
         self._drop()
         self._changed.set()
-        self._opened(link, self._addresses[index])
+        self._opened(cast(_Opened, link), self._addresses[index])
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
         """An attempt has failed."""
         self._fail(link, error or DtdError("the link was closed"))
 
     def link_place(self, link: Link, message: m.Message, payload_bytes: int) -> memoryview | None:
-        """Refuse what no neighbour sends before its WELCOME."""
+        """Refuse what no peer sends before its WELCOME."""
         raise ProtocolError(ErrorCode.WRONG_STATE, "a message before WELCOME")
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:

@@ -1,16 +1,17 @@
 """Forecast of the step time with N workers, from measurements of workers and links.
 
 The exchange of a bucket starts when the backward pass has filled it on every rank.  Exchanges share
-the links: while the bytes of one are on their way, those of others are sent.  Every hop of the ring
-waits for the slowest link, so the lowest bandwidth and the highest latency of the ring's links
-count.  Then the control word travels to all ranks down trees, and the optimizer runs.  With local
-steps, the change of the model is exchanged once per several steps, and each step bears an equal
-share of that time: all of the share if training waits for the exchange, or only the part that the
-following steps do not hide if they overlap with it.  Where the state is divided, gradients are
-reduce-scattered during the backward pass, and the parameters are gathered while the next step loads
-its rows and runs forward, which needs the first bucket at once.  Parameter servers own what is
-divided, and their star carries both halves.  The limit is the part of the step whose cost, if it
-were zero, would shorten the step most.
+the links: while the bytes of one are on their way, those of others are sent.  All of them wait for
+the slowest link, so the lowest bandwidth counts; but a segment crosses one link after another, so
+latencies of the ring count by their mean, and down a tree by the highest.  Then the control word
+travels to all ranks down trees, and the optimizer runs.  With local steps, the change of the model
+is exchanged once per several steps, and each step bears an equal share of that time: all of the
+share if training waits for the exchange, or only the part that the following steps do not hide if
+they overlap with it.  Where the state is divided, gradients are reduce-scattered during the
+backward pass, and the parameters are gathered while the next step loads its rows and runs forward,
+which needs the first bucket at once.  Parameter servers own what is divided, and their star carries
+both halves.  The limit is the part of the step whose cost, if it were zero, would shorten the step
+most.
 
 Buckets are followed as the events of one rank, in order.  A codec has one thread.  It encodes a
 bucket's first stage when the bucket is full, the next stage when the one before is through, and
@@ -21,9 +22,9 @@ travel; each occupies the links for its bytes alone, and is through its latencie
     end_k  = link_k + late_k
     sum    busy_k = (N-1) * max(bytes_k / N / bandwidth, added_k / N)
                   + (N-1) * bytes_k / N / bandwidth
-           late_k = 2 (N-1) * latency
+           late_k = 2 (N-1) * mean latency
     gather busy_k = (N-1) * bytes_k / N / bandwidth
-           late_k = (N-1) * latency
+           late_k = (N-1) * mean latency
 
 where added_k is what one addition of the whole wire buffer takes.  A sum may be made in two halves,
 the first of which takes N-1+m of these hops (`BucketShape.window` in
@@ -59,6 +60,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import NamedTuple
 
 from dtd.exchange.schedule.chunks import BucketShape, Operation, exchanged
@@ -163,16 +165,18 @@ class Star:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """The limits of an exchange: the least of all links.
+    """The limits of an exchange.
 
     Attributes:
-        latency_s: of a hop.
-        bytes_per_s: of a hop.
+        latency_s: of the link with the highest one.
+        mean_latency_s: of all links.
+        bytes_per_s: of the slowest link.
         lossless: whether its slowest link codes.
         star: the star besides, which carries the halves of sums; None without servers.
     """
 
     latency_s: float
+    mean_latency_s: float
     bytes_per_s: float
     lossless: Mode = "off"
     star: Star | None = None
@@ -249,7 +253,7 @@ def estimate_transfer(
 
 def _whole(coded: Coded, ring: Ring, world_size: int) -> frozenset[int]:
     """Exchanges that travel whole, once links have shown their latency and rate."""
-    carried_bytes = min(ring.latency_s * min(ring.bytes_per_s, sys.float_info.max), 1e9)
+    carried_bytes = min(ring.mean_latency_s * min(ring.bytes_per_s, sys.float_info.max), 1e9)
     most_bytes = whole_bytes(world_size, most_hops(world_size), hop_bytes=int(carried_bytes))
     shapes = [
         BucketShape(elements=one.size_bytes, item_bytes=1, operation=one.operation)
@@ -277,7 +281,9 @@ def _wire(one: Exchange, ring: Ring, world_size: int, *, whole: bool) -> Wire:
     added, passed = one.hops(world_size)
     pass_s = whole_s / world_size
     add_s = max(pass_s, one.add_s / world_size)
-    return Wire(busy_s=added * add_s + passed * pass_s, late_s=(added + passed) * ring.latency_s)
+    return Wire(
+        busy_s=added * add_s + passed * pass_s, late_s=(added + passed) * ring.mean_latency_s
+    )
 
 
 def _last_s(ready_s: Sequence[float], coded: Coded, wires: Sequence[Wire]) -> float:
@@ -466,12 +472,12 @@ def _step(
 
 
 def _ring(links: Sequence[LinkSpeed], star: Star | None) -> Ring:
-    """The ring as limited by its slowest links, for which every hop waits."""
     if not links:
-        return Ring(latency_s=0.0, bytes_per_s=math.inf, star=star)
+        return Ring(latency_s=0.0, mean_latency_s=0.0, bytes_per_s=math.inf, star=star)
     narrow = min(links, key=lambda link: link.bytes_per_s)
     return Ring(
         latency_s=max(link.latency_s for link in links),
+        mean_latency_s=fmean(link.latency_s for link in links),
         bytes_per_s=narrow.bytes_per_s,
         lossless=narrow.lossless,
         star=star,
@@ -550,7 +556,8 @@ def _limit(step: _Step, links: Sequence[LinkSpeed]) -> str:
         )
         star = ring.star
         near = star and replace(star, latency_s=0.0)
-        without["latency"] = step._replace(ring=replace(ring, latency_s=0.0, star=near))
+        at_once = replace(ring, latency_s=0.0, mean_latency_s=0.0, star=near)
+        without["latency"] = step._replace(ring=at_once)
         if star is not None:
             wide = replace(star, up_bytes_per_s=math.inf, down_bytes_per_s=math.inf)
             without[f"bandwidth of the link of {star.narrowest}"] = step._replace(

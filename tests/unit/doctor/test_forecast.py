@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -125,8 +126,9 @@ def star(**changed):
 SEEDS = range(40)
 
 
-def limits(**changed):
-    return Ring(**{"latency_s": 0.0, "bytes_per_s": 1e6} | changed)
+def limits(*, latency_s=0.0, **changed):
+    latencies = {"latency_s": latency_s, "mean_latency_s": latency_s}
+    return Ring(**latencies | {"bytes_per_s": 1e6} | changed)
 
 
 def two_servers():
@@ -154,6 +156,29 @@ def test_a_bucket_is_sent_while_another_one_is_late():
     """Three ranks: each is on the links for 4 s, and through four latencies 4 s later."""
     made = estimate_transfer([0.0, 0.0], Coded.plain([3 * 10**6] * 2), limits(latency_s=1.0), 3)
     assert (made.comm_s, made.end_s) == pytest.approx((12, 12))
+
+
+def passed_on_s(latencies_s, hops):
+    """When the last segment is through, if each is passed on the moment that it arrives."""
+    count = len(latencies_s)
+    return max(
+        sum(latencies_s[(first + hop) % count] for hop in range(hops)) for first in range(count)
+    )
+
+
+@pytest.mark.parametrize("latencies_s", [[0.1] * 4, [0.1, 2.0, 0.3, 0.1], [0.0] * 7 + [1.0]])
+def test_a_segment_crosses_a_slow_link_no_more_often_than_the_others(latencies_s):
+    """One large bucket over infinitely fast links, and the vote, in the worst case for both."""
+    count = len(latencies_s)
+    links = [
+        replace(link, latency_s=latency_s)
+        for link, latency_s in zip(ring(count, bytes_per_s=1e15), latencies_s, strict=True)
+    ]
+    what = Exchanged(coded=Coded.plain([10**12]))
+    made = forecast([compute((0.2,))] * count, links, what=what, rows=count)
+    votes_s = (count.bit_length() - 1) * max(latencies_s)
+    through_s = passed_on_s(latencies_s, 2 * (count - 1))
+    assert made.exposed_s == pytest.approx(through_s + votes_s, rel=0.2)
 
 
 def plan(seed):

@@ -115,6 +115,7 @@ INCIDENTS: Final = {
     "instructions_lowered": "A job computes its updates with fewer processor instructions than some"
     " of its workers have, because another one has no more.",
     "worker_refused": "A worker cannot take part in the job; the reason says what differs.",
+    "worker_moves": "A worker leaves its job at a step boundary, because another job gets it.",
     "worker_lost": "A worker disappeared without having been released, or was evicted as dead.",
     "worker_set_aside": "The job's code failed on one worker only, or since it joined, or it joined"
     " and cannot take part; that worker is tried again later.",

@@ -114,7 +114,7 @@ def fields_of(table: type) -> dict[str, FieldInfo]:
 
 def without_none(hint: Any) -> Any:
     """`int` for `int | None`, the hint itself otherwise."""
-    if get_origin(hint) is not types.UnionType:
+    if get_origin(hint) is not types.UnionType or types.NoneType not in get_args(hint):
         return hint
     (kind,) = (part for part in get_args(hint) if part is not types.NoneType)
     return kind
@@ -144,7 +144,7 @@ def fault(hint: Any, limits: Rule, value: object) -> str:
 
 def _fits(kind: Any, limits: Rule, value: object) -> bool:
     origin = get_origin(kind)
-    if origin is Union:
+    if origin in (Union, types.UnionType):
         return any(_fits(one, limits, value) for one in get_args(kind))
     if origin is Literal:
         return isinstance(value, str) and value in get_args(kind)

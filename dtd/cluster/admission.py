@@ -6,6 +6,8 @@ Part of the membership machine; changes the cluster's state, adds effects.  `dtd
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dtd.cluster import checkpoints, digests, ending, figures, instructions, registration, roster
 from dtd.cluster.events import Disconnect
 from dtd.cluster.records import Job, Worker
@@ -26,6 +28,7 @@ MAX_KNOWN_WORKERS = 256
 COMPUTES_SHARE = 0.02
 """A warm-up that uses this share of a processor goes on; a loop that polls uses less."""
 COMPARED = AVAILABLE | {WorkerState.INCOMPATIBLE}
+MOVES = "leaves for another job"
 ENDING_JOBS = frozenset({JobState.STOPPING, JobState.SAVING})
 """States of a job for which workers warm up: not those of a job that is ending."""
 
@@ -42,6 +45,7 @@ def register(cluster: ClusterState, message: m.Register) -> None:
     _make_room(cluster, message.name)
     worker = registration.newcomer(message)
     worker.leaving, worker.reason = leaving, "was about to leave" if leaving else ""
+    worker.moving_since = known.moving_since if known is not None and leaving else None
     cluster.workers[worker.name] = worker
     cluster.detector.watch(worker.name, cluster.now)
     if not message.generation and registration.is_foreign(cluster, worker):
@@ -299,7 +303,7 @@ def lose(cluster: ClusterState, worker: Worker, reason: str) -> None:
 
 def let_leave(cluster: ClusterState, worker: Worker, reason: str) -> None:
     """Let a worker leave: a member at a step boundary, others when no state is lost."""
-    worker.leaving, worker.reason = True, reason
+    worker.leaving, worker.moving_since, worker.reason = True, None, reason
     job = cluster.job
     if job is not None and not roster.can_spare(job, worker.name):
         worker.reason = f"{reason}; it stays, as nobody else has its shards (strategy.mirrors = 0)"
@@ -307,15 +311,45 @@ def let_leave(cluster: ClusterState, worker: Worker, reason: str) -> None:
         ending.end_at_boundary(cluster, f"{worker.name} leaves: {reason}")
 
 
+def move_away(cluster: ClusterState, workers: Mapping[str, str]) -> None:
+    """Let workers leave for other jobs: members at a step boundary, others at once.
+
+    Args:
+        cluster: the state, whose generation runs.
+        workers: for each of them, by name, why another job gets it.
+    """
+    for name, why in workers.items():
+        worker = cluster.workers[name]
+        worker.leaving, worker.moving_since, worker.reason = True, cluster.now, f"{MOVES}: {why}"
+        cluster.incident("worker_moves", f"{name} is given to another job: {why}", worker=name)
+    if any(cluster.workers[name].state in MEMBERS for name in workers):
+        reasons = "; ".join(dict.fromkeys(workers.values()))
+        ending.end_at_boundary(cluster, f"{', '.join(workers)} leaves: {reasons}")
+    release_leavers(cluster)
+
+
 def release_leavers(cluster: ClusterState) -> None:
-    """Release leaving workers that are not needed, because others hold their state."""
+    """Release leaving workers that are not needed, because others hold their state.
+
+    One that was to move to another job stays if its job has come to need it meanwhile.
+    """
     for worker in cluster.workers.values():
-        if (
-            worker.leaving
-            and worker.state not in MEMBERS | GONE
-            and not _is_needed(cluster, worker)
-        ):
-            release(cluster, worker, "left", worker.reason)
+        if not worker.leaving or worker.state in MEMBERS | GONE:
+            continue
+        needed = _is_needed(cluster, worker)
+        if worker.moving_since is None:
+            if not needed:
+                release(cluster, worker, "left", worker.reason)
+        elif cluster.run.phase is GenerationState.NONE and (needed or _has_too_few(cluster)):
+            worker.leaving, worker.moving_since, worker.reason = False, None, ""
+        elif not needed:
+            release(cluster, worker, "evicted", worker.reason)
+
+
+def _has_too_few(cluster: ClusterState) -> bool:
+    """Whether those that stay are fewer than the job's least."""
+    staying = [w for w in cluster.workers.values() if w.counts and not w.serves]
+    return cluster.job is not None and len(staying) < cluster.job.terms.least
 
 
 def _is_needed(cluster: ClusterState, worker: Worker) -> bool:

@@ -35,7 +35,7 @@ BOUNDARY_S: Final = 600.0
 
 
 def submit(cluster: ClusterState, job: Job) -> None:
-    """Queue a job.
+    """Queue a job: after those that have begun, and those of its own or a higher priority.
 
     Raises:
         RequestRefused: too many are queued.
@@ -45,8 +45,13 @@ def submit(cluster: ClusterState, job: Job) -> None:
             f"{MAX_QUEUED_JOBS} jobs are queued already",
             remedy="wait for one to end or cancel one with `dtdctl cancel JOB`",
         )
-    cluster.queue.append(job)
+    later = (at for at, other in enumerate(cluster.queue) if _turn(other) > _turn(job))
+    cluster.queue.insert(next(later, len(cluster.queue)), job)
     cluster.emit(SaveJob(job=job))
+
+
+def _turn(job: Job) -> tuple[bool, int]:
+    return job.state is JobState.QUEUED, -job.terms.priority
 
 
 def may_start(cluster: ClusterState) -> bool:
@@ -56,7 +61,7 @@ def may_start(cluster: ClusterState) -> bool:
     """
     if cluster.job is not None or cluster.shared or not cluster.queue:
         return False
-    return not cluster.queue[0].terms.workers
+    return not cluster.queue[0].terms.least
 
 
 def activate(cluster: ClusterState, job: Job) -> None:
@@ -215,7 +220,8 @@ def finish(cluster: ClusterState, state: JobState, reason: str) -> None:
     for worker in cluster.workers.values():
         idle = worker.state is WorkerState.IDLE and not worker.registration.joined
         if worker.state not in GONE and not idle and not worker.foreign:
-            admission.release(cluster, worker, "left" if worker.leaving else state.value, reason)
+            drained = worker.leaving and worker.moving_since is None
+            admission.release(cluster, worker, "left" if drained else state.value, reason)
     cluster.move_generation(GenerationEvent.CLOSED)
     cluster.job = None
     cluster.waiting.settle_by = cluster.waiting.newer_since = None

@@ -7,10 +7,13 @@ within it; none knows of the others.  This file passes events on, moves idle wor
 numbers of generations apart.  A worker moves only while it has no job: its record goes from one
 cluster to the other, its connection stays.  The rules:
 
-* a worker that has left a pool by itself, or has just come, goes to the first job that lacks one;
-* jobs begin in the order of the queue; the first one waits until as many workers idle as it takes,
-  or no other job is active, and nothing overtakes it;
-* no worker is taken from a job that can use it; what a job has beyond its number is released;
+* `dtd.cluster.allocation` gives each job a number of workers, from its least to its most;
+* a worker that has left a pool, or has just come, goes to a job that has fewer than its number;
+* jobs begin in the order of the queue; the first one waits until its least idle, or no other job
+  is active, and nothing overtakes it;
+* a job that has more than its number, while others have fewer, lets workers leave at a step
+  boundary: once that has been so for `STEADY_S`, and not again within `REST_S`; what a job has
+  beyond its most is released;
 * a job with `elastic.by_hand` begins at once, whatever else runs, and its workers are the processes
   that register for it: they get no other job, and it gets no other worker.
 
@@ -20,10 +23,12 @@ Pure: events and a clock value in, effects out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
-from dtd.cluster import admission, instructions, jobs, machine, waiting
+from dtd.cluster import admission, allocation, jobs, machine, waiting
+from dtd.cluster.allocation import Claim
 from dtd.cluster.events import (
     CancelRequested,
     DeleteRequested,
@@ -41,14 +46,25 @@ from dtd.cluster.events import (
     Undeliverable,
     WorkerLost,
 )
+from dtd.cluster.giving import (
+    fits,
+    has,
+    idle,
+    is_short,
+    may_leave,
+    next_for,
+    surplus,
+    tried_again_at,
+    tries_origin,
+)
 from dtd.cluster.machine import connected, counts
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.registration import NEVER_HEARD
-from dtd.cluster.roster import natural_key
 from dtd.cluster.run import Run
 from dtd.cluster.state import ClusterState, CoordinatorIdentity
 from dtd.cluster.transitions import ENDED, GOES_ON, GONE, GenerationState, JobState, WorkerState
 from dtd.errors import RequestRefused
+from dtd.shown import counted
 from dtd.wire import messages as m
 
 AGAIN = "the worker registered again"
@@ -83,6 +99,8 @@ class Pools:
         )
         self._pools: list[ClusterState] = []
         self._at_work = self.home
+        self._uneven_since: float | None = None
+        self._gave_at: dict[str, float] = {}
 
     # --- events ----------------------------------------------------------------------------
 
@@ -155,6 +173,7 @@ class Pools:
             known = before.workers.get(message.name)
             if before is place or known is None:
                 continue
+            known.moving_since = None  # it has arrived
             if known.state not in GONE:
                 gone = WorkerLost(
                     name=message.name, incarnation=known.incarnation, reason=AGAIN, farewell=True
@@ -207,18 +226,26 @@ class Pools:
 
     def _allot(self, now: float) -> None:
         """Close pools whose job has ended, begin jobs and give them workers, until all is done."""
-        while self._close_ended(now) or self._begin_next(now) or self._give_one(now):
+        while (
+            self._close_ended(now)
+            or self._give_one(now)
+            or self._begin_next(now)
+            or self._give_one(now, tries=True)
+        ):
             pass
         for pool in self._pools:
             for worker in surplus(pool):
                 self._at_work, pool.now = pool, now
                 admission.release(pool, worker, "evicted", SURPLUS)
+        self._move_workers(now)
 
     def _close_ended(self, now: float) -> bool:
         ended = next((one for one in self._pools if one.job is None), None)
         if ended is None:
             return False
         self._pools.remove(ended)
+        active = [one.job.id for one in self._pools if one.job is not None]
+        self._gave_at = {job: at for job, at in self._gave_at.items() if job in active}
         self._keep_numbers_apart(ended)
         for worker in list(ended.workers.values()):
             elsewhere = self.cluster_of(worker.name).workers.get(worker.name)
@@ -234,15 +261,95 @@ class Pools:
         self._open(home.queue.popleft(), now)
         return True
 
-    def _give_one(self, now: float) -> bool:
-        for pool in self._pools:
-            worker = next_for(pool, self.home, now)
+    def _give_one(self, now: float, *, tries: bool = False) -> bool:
+        """Give an idle worker to a job that has fewer than its number, the neediest first.
+
+        With `tries` to one that starts from a checkpoint that none of its workers has.
+        """
+        pools = [pool for pool in self._pools if pool.job is not None]
+        if not any(one.state is WorkerState.IDLE for one in self.home.workers.values()):
+            return False
+        number = self._numbers(now)
+        for pool in sorted(pools, key=_neediest):
+            lacks = tries_origin(pool) if tries else has(pool) < _number_of(pool, number)
+            worker = next_for(pool, self.home, now, lacks=lacks)
             if worker is not None and pool.job is not None:
                 _move(worker, self.home, pool, now)
                 self._at_work, pool.now = pool, now
                 admission.prepare(pool, worker, pool.job)
                 return True
         return False
+
+    def claims(self, now: float) -> list[Claim]:
+        """The jobs that share the workers: the running ones, then the queue in its order."""
+        without = idle(self.home)
+        coming = self._coming(now)
+        found = [
+            _claim(
+                one.job,
+                has=has(one),
+                gives=len(self._spare(one, now)),
+                fit=coming + sum(fits(one, one.job, worker, now) for worker in without),
+            )
+            for one in self._pools
+            if one.job is not None and one.job.state in GOES_ON and not one.job.terms.by_hand
+        ]
+        room = MOST_POOLS - len(self._pools) if self.home.job is None else 0
+        served = bool(idle(self.home, serves=True))
+        first = itertools.takewhile(
+            lambda job: job.terms.least and (served or not job.terms.has_servers), self.home.queue
+        )
+        return found + [_claim(job, queued=True) for job in itertools.islice(first, max(0, room))]
+
+    def _numbers(self, now: float) -> dict[str, int]:
+        """How many workers each of these jobs gets."""
+        claims = self.claims(now)
+        there = sum(one.has for one in claims) + len(idle(self.home)) + self._coming(now)
+        return allocation.shares(claims, there)
+
+    def _coming(self, now: float) -> int:
+        """Return the number of workers that are on their way from one job to another."""
+        return sum(
+            one.state not in GONE or now < (one.moving_since or 0.0) + REST_S
+            for one in on_their_way(self._pools)
+        )
+
+    def _spare(self, pool: ClusterState, now: float) -> list[Worker]:
+        """The workers that may leave a job for another one, in the order in which they would."""
+        job = pool.job
+        if job is None or now < self._gave_at.get(job.id, -REST_S) + REST_S:
+            return []
+        return may_leave(pool, job)
+
+    def _move_workers(self, now: float) -> None:
+        """Let workers leave jobs that have more than their number, for those that have fewer."""
+        if len(self._pools) + len(self.home.queue) < 2:
+            self._uneven_since = None
+            return
+        moves = allocation.plan_moves(self.claims(now), len(idle(self.home)), self._coming(now))
+        since = now if self._uneven_since is None else self._uneven_since
+        self._uneven_since = since if moves else None
+        if not moves or now < since + STEADY_S:
+            return
+        self._uneven_since = None
+        for source in dict.fromkeys(move.source for move in moves):
+            pool, leaving = self.cluster_with(source), dict[str, str]()
+            for move in moves:
+                to = self._fits(move.to, now)
+                fit = (one.name for one in self._spare(pool, now) if to(one))
+                free = (name for name in fit if name not in leaving)
+                if move.source == source:
+                    leaving |= dict.fromkeys(itertools.islice(free, move.count), move.why)
+            if leaving:
+                self._gave_at[source], self._at_work, pool.now = now, pool, now
+                admission.move_away(pool, leaving)
+
+    def _fits(self, job_id: str, now: float) -> Callable[[Worker], bool]:
+        """Return whether a worker could work for a job, as a function of the worker."""
+        pool = self.cluster_with(job_id)
+        job = pool.job if pool is not self.home else None
+        found = job or next(one for one in self.home.queue if one.id == job_id)
+        return lambda one: fits(pool, found, one, now)
 
     def _open(self, job: Job, now: float) -> None:
         """Begin a job, or resume it, on a pool without workers."""
@@ -270,7 +377,10 @@ class Pools:
     def next_deadline(self, now: float) -> float | None:
         """Return when `handle(Ticked(), ...)` must be called if nothing else happens before."""
         waits = [machine.next_deadline(one, now) for one in self.all_clusters()]
-        waits += [tried_again_at(pool, self.home, now) for pool in self._pools]
+        waits += [tried_again_at(pool, self.home, now) for pool in self._pools if is_short(pool)]
+        if self._uneven_since is not None:
+            waits.append(self._uneven_since + STEADY_S)
+        waits += [at + REST_S for at in self._gave_at.values() if at + REST_S > now]
         return min((at for at in waits if at is not None), default=None)
 
     def begin_again(self, *, given_up: bool) -> list[Job]:
@@ -320,6 +430,21 @@ class Pools:
             one.job.id: machine.explain(one) for one in self.all_clusters() if one.job is not None
         }
 
+    def allotments(self) -> dict[str, dict[str, Any]]:
+        """How many workers each of the jobs that share them has, wants, and why no more."""
+        claims, numbers = self.claims(self.home.now), self._numbers(self.home.now)
+        return {
+            one.job: {
+                "least": one.least,
+                "most": one.most,
+                "priority": one.priority,
+                "workers": one.has,
+                "why": allocation.why_no_more(one, claims, numbers),
+            }
+            for one in claims
+            if not one.queued
+        }
+
     def explain_queue(self) -> str:
         """Why the first job of the queue has not begun; empty when none is queued."""
         return why_not_begun(self.home, self._pools)
@@ -338,10 +463,13 @@ MOST_POOLS: Final = 32
 """Most jobs that run at the same time."""
 
 SURPLUS: Final = "its job has as many workers as it takes"
+STEADY_S: Final = 5.0
+"""How long jobs must have had more and fewer workers than their numbers before any are moved: a
+process that starts again is back by then."""
+REST_S: Final = 30.0
+"""How long a job that has given workers away gives no more."""
 
-_OF_NO_USE: Final = GONE | {WorkerState.INCOMPATIBLE, WorkerState.ISOLATED}
 _WITHOUT_WORK: Final = frozenset({WorkerState.IDLE, WorkerState.INCOMPATIBLE})
-_TRAINS: Final = frozenset({WorkerState.RUNNING, WorkerState.FINISHED})
 
 
 def given(pools: Sequence[ClusterState]) -> list[ClusterState]:
@@ -349,9 +477,17 @@ def given(pools: Sequence[ClusterState]) -> list[ClusterState]:
     return [pool for pool in pools if pool.job is None or not pool.job.terms.by_hand]
 
 
+def on_their_way(pools: Sequence[ClusterState]) -> list[Worker]:
+    """The workers that leave a job for another one, or have left and not registered again."""
+    workers = (one for pool in pools for one in pool.workers.values())
+    return [
+        one for one in workers if one.moving_since is not None and one.state is not WorkerState.LOST
+    ]
+
+
 def resumes_in_pool(job: Job) -> bool:
     """Whether the job, read from the store, ran in a pool when the coordinator ended."""
-    return bool(job.terms.workers) and job.state is not JobState.QUEUED
+    return bool(job.terms.least) and job.state is not JobState.QUEUED
 
 
 def in_order(unfinished: Sequence[Job]) -> list[Job]:
@@ -363,79 +499,20 @@ def in_order(unfinished: Sequence[Job]) -> list[Job]:
     return sorted(unfinished, key=lambda job: job.state is JobState.QUEUED)
 
 
-def lacking(pool: ClusterState) -> int:
-    """Return the number of workers that the pool's job lacks, without parameter servers.
-
-    A job that starts from a checkpoint that none of its workers has gets one more at a time.
-    """
-    job = pool.job
-    if job is None or job.state not in GOES_ON or job.terms.by_hand:
-        return 0
-    useful = [one for one in pool.workers.values() if one.state not in _OF_NO_USE]
-    lacks = job.terms.workers - sum(not (one.leaving or one.serves) for one in useful)
-    if lacks > 0:
-        return lacks
-    waits = pool.run.phase is GenerationState.NONE and pool.run.decision is None
-    tries = waits and not pool.warming_since and waiting.lacks_origin(pool, job)
-    return int(tries)
+def _claim(job: Job, **more: Any) -> Claim:
+    terms = job.terms
+    return Claim(job=job.id, least=terms.least, most=terms.most, priority=terms.priority, **more)
 
 
-def idle(home: ClusterState, *, serves: bool = False) -> list[Worker]:
-    """The workers, or parameter servers, that have nothing to do, in the order of their names."""
-    found = (one for one in home.workers.values() if one.state is WorkerState.IDLE)
-    return sorted(
-        (one for one in found if one.serves == serves and not one.leaving),
-        key=lambda one: natural_key(one.name),
-    )
+def _number_of(pool: ClusterState, numbers: Mapping[str, int]) -> int:
+    return numbers.get(pool.job.id, 0) if pool.job is not None else 0
 
 
-def next_for(pool: ClusterState, home: ClusterState, now: float) -> Worker | None:
-    """The idle worker that the pool gets next: one that may hold its job's state, if there is one.
-
-    None if it lacks none, or every idle one is set aside for its job.  A job with parameter servers
-    gets all that idle.
-    """
-    job = pool.job
-    if job is None or job.terms.by_hand:
-        return None
-    offered = idle(home) if lacking(pool) else []
-    if job.terms.has_servers and job.state in GOES_ON:
-        offered += idle(home, serves=True)
-    known = {*job.roster, *job.checkpoint_holders}
-    free = [
-        one
-        for one in offered
-        if _set_aside_until(pool, one, now) is None and not instructions.why_not(job, one)
-    ]
-    return min(free, key=lambda one: one.name not in known, default=None)
-
-
-def tried_again_at(pool: ClusterState, home: ClusterState, now: float) -> float | None:
-    """Return when the next idle worker set aside for the pool's job may be tried again."""
-    if not lacking(pool):
-        return None
-    times = (_set_aside_until(pool, one, now) for one in idle(home))
-    return min((at for at in times if at is not None), default=None)
-
-
-def _set_aside_until(pool: ClusterState, worker: Worker, now: float) -> float | None:
-    aside = pool.set_aside.get(worker.name)
-    if aside is None or now >= aside.until or aside.pid != worker.registration.pid:
-        return None
-    return aside.until
-
-
-def surplus(pool: ClusterState) -> list[Worker]:
-    """Ready workers beyond the number of a job all of whose members train."""
-    job = pool.job
-    if job is None or job.terms.by_hand:
-        return []
-    whole = len(pool.run.roster) - job.servers >= job.terms.workers
-    trains = pool.run.phase is GenerationState.RUNNING and whole
-    if not trains or any(one.state not in _TRAINS for one in pool.members()):
-        return []
-    ready = (one for one in pool.workers.values() if one.state is WorkerState.READY)
-    return [one for one in ready if not one.serves]
+def _neediest(pool: ClusterState) -> tuple[bool, int, int]:
+    """Sort key of the jobs that get workers: those below their least first."""
+    assert pool.job is not None, "a job ended before workers were given"
+    terms, number = pool.job.terms, has(pool)
+    return number >= terms.least, -terms.priority, number
 
 
 def place_of(message: m.Register, pools: Sequence[ClusterState]) -> ClusterState | None:
@@ -467,12 +544,12 @@ def _waits_for(pool: ClusterState, job: Job, name: str) -> bool:
 
 def may_begin(job: Job, home: ClusterState, pools: Sequence[ClusterState]) -> bool:
     """Whether the first job of the queue may begin in a pool of its own now."""
-    if not job.terms.workers or home.job is not None or len(pools) >= MOST_POOLS:
+    if not job.terms.least or home.job is not None or len(pools) >= MOST_POOLS:
         return False
     if not given(pools):
         return True
     served = not job.terms.has_servers or bool(idle(home, serves=True))
-    return served and len(idle(home)) >= job.terms.workers
+    return served and len(idle(home)) >= job.terms.least
 
 
 def why_not_begun(home: ClusterState, pools: Sequence[ClusterState]) -> str:
@@ -482,13 +559,17 @@ def why_not_begun(home: ClusterState, pools: Sequence[ClusterState]) -> str:
     job, active = home.queue[0], [home.job] if home.job is not None else []
     active += [pool.job for pool in given(pools) if pool.job is not None]
     before = ", ".join(one.id for one in active)
-    if not job.terms.workers:
+    if not job.terms.least:
         return f"{job.id} takes all workers: it begins after {before}"
     if home.job is not None:
         return f"{job.id} begins after {before}, which takes all workers"
     if len(pools) >= MOST_POOLS:
         return f"{job.id} waits: {MOST_POOLS} jobs run already"
-    takes = f"{job.terms.workers} workers"
+    takes = counted(job.terms.least, "worker")
+    if job.terms.most > job.terms.least:
+        takes += f" or more, up to {job.terms.most}"
     if job.terms.has_servers:
         takes += " and a parameter server"
-    return f"{job.id} takes {takes}; {len(idle(home))} idle; before it: {before}"
+    moving = [one.name for one in on_their_way(pools)]
+    comes = f"; {', '.join(moving)} to leave another job" if moving else ""
+    return f"{job.id} takes {takes}; {len(idle(home))} idle{comes}; before it: {before}"

@@ -8,13 +8,14 @@ them.  No decisions here.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from dtd.cluster.transitions import JobState, WorkerState
+from dtd.cluster.transitions import GONE, JobState, WorkerState
 from dtd.engine.rounds import Rounds
 from dtd.job.terms import JobTerms, terms_of
 from dtd.wire import messages as m
 
+_OF_NO_USE: Final = GONE | {WorkerState.INCOMPATIBLE, WorkerState.ISOLATED}
 WARM_UP = -1
 """Stands for the committed steps of a worker that failed before it was in a generation."""
 
@@ -102,6 +103,8 @@ class Worker:
         reason: why it does not work, or what it waits for, for `dtdctl status`.
         ready_since: when it became ready to join.
         leaving: whether it is to be released as soon as no state is lost by that.
+        moving_since: since when it is leaving because another job gets it: its process is to start
+            again, and not to end; None: for any other reason, or not at all.
         foreign: whether it runs another release of dtd, and therefore gets no work.
         stray: whether it took part in a job of another store; its reports of jobs do not count.
         holdings: the states that it has reported.
@@ -118,6 +121,7 @@ class Worker:
     reason: str = ""
     ready_since: float = 0.0
     leaving: bool = False
+    moving_since: float | None = None
     foreign: bool = False
     stray: bool = False
     holdings: Holdings = field(default_factory=Holdings)
@@ -137,6 +141,11 @@ class Worker:
     def incarnation(self) -> int:
         """Incarnation of its process."""
         return self.registration.incarnation
+
+    @property
+    def counts(self) -> bool:
+        """Whether its job can count on it: it is there, fits the others, and does not leave."""
+        return not (self.leaving or self.state in _OF_NO_USE)
 
     @property
     def serves(self) -> bool:

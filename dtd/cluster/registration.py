@@ -263,7 +263,7 @@ def comes_back(cluster: ClusterState, message: m.Register) -> bool:
     if not (same_process and same_generation):
         return False
     worker = replace(newcomer(message), state=known.state)
-    worker.leaving = known.leaving
+    worker.leaving, worker.moving_since = known.leaving, known.moving_since
     worker.holdings = Holdings(held=known.holdings.held, warmed=known.holdings.warmed)
     worker.liveness = Liveness(
         heartbeat=known.liveness.heartbeat, signalled=known.liveness.signalled

@@ -409,4 +409,4 @@ class ClusterState:
 
 def most_workers(job: Job) -> int:
     """The job's `elastic.max_workers` or `elastic.workers`, at most the size of a roster."""
-    return min(job.terms.max_workers, job.terms.workers or m.MAX_WORLD, m.MAX_WORLD)
+    return min(job.terms.max_workers, job.terms.most or m.MAX_WORLD, m.MAX_WORLD)

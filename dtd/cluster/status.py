@@ -66,14 +66,16 @@ def status_of(
     diagnostics: Sequence[Mapping[str, Any]] = (),
     explanations: Mapping[str, str] | None = None,
     explain_queue: str = "",
+    allotments: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Return the content of `dtdctl status`.
 
     The first of the clusters is that of the first job, or of the workers without one, and `explain`
     says why it does not advance; `explanations` says it of each active job, by its id, and
-    `explain_queue` of the first job of the queue.  `diagnostics`: from `Diagnostics.listing`.
+    `explain_queue` of the first job of the queue; `allotments` has the numbers of workers of jobs
+    that share them.  `diagnostics`: from `Diagnostics.listing`.
     """
-    cluster, why = clusters[0], explanations or {}
+    cluster, why, shared = clusters[0], explanations or {}, allotments or {}
     if cluster.job is not None:
         why = {cluster.job.id: explain, **why}
     places = places_of(clusters)
@@ -83,7 +85,11 @@ def status_of(
         "coordinator": {"address": address, "uptime_s": uptime_s, "version": version},
         "job": None if cluster.job is None else _job(cluster, cluster.job),
         "jobs": [
-            {**_job(one, one.job), "explain": why.get(one.job.id, "")}
+            {
+                **_job(one, one.job),
+                "explain": why.get(one.job.id, ""),
+                "allotment": shared.get(one.job.id),
+            }
             for one in clusters
             if one.job is not None
         ],

@@ -44,6 +44,7 @@ async def status(core: Core, _caller: Caller, _request: m.GetStatus) -> dict[str
         diagnostics=core.diagnostics.listing(now),
         explanations=membership.explanations(),
         explain_queue=membership.explain_queue(),
+        allotments=membership.allotments(),
     )
 
 

@@ -80,8 +80,9 @@ def status_lines(status: Status, *, wide: bool = False) -> list[str]:
     uptime = figures.duration(coordinator["uptime_s"])
     version = coordinator["version"]
     lines = [f"coordinator  {coordinator['address']}  up {uptime}  dtd {version}"]
-    lines += _job_lines(status)
-    for job in status.get("jobs", ())[1:]:
+    jobs = status.get("jobs", ())
+    lines += _job_lines({**status, "job": jobs[0]} if jobs else status)
+    for job in jobs[1:]:
         lines += _job_lines({"job": job, "explain": job.get("explain")})
     if status.get("queue"):
         lines.append(f"queue        {', '.join(status['queue'])}")
@@ -111,8 +112,17 @@ def _job_lines(status: Status) -> list[str]:
     state = output.paint(job["state"], output.STATE_STYLES.get(job["state"]))
     head = f"job          {job['id']}  {state}  generation {job['generation']}"
     servers = job.get("servers", 0)
-    head += f"  workers {job['world_size'] - servers}" + (f"  servers {servers}" if servers else "")
+    head += f"  workers {job['world_size'] - servers}" + _range_words(job.get("allotment"))
+    head += f"  servers {servers}" if servers else ""
     return [head, f"{_INDENT}{'  '.join(progress_words(job))}", *why, *_straggler_lines(job)]
+
+
+def _range_words(allotment: Status | None) -> str:
+    """The numbers of workers that a job takes, and why it has fewer than the most."""
+    if allotment is None or allotment["least"] == allotment["most"]:
+        return ""
+    why = f": {allotment['why']}" if allotment["why"] else ""
+    return f" of {allotment['least']} to {allotment['most']}{why}"
 
 
 def _straggler_lines(job: Status) -> list[str]:

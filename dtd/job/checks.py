@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dtd.job.strategy_table import LOCAL, SHARDED, SPARSE
+from dtd.job.tables import least_and_most
 from dtd.names import LAUNCHED
 from dtd.rules import fields_of
 from dtd.shown import shown
@@ -133,18 +134,34 @@ def _numbers(spec: JobSpec) -> Iterator[Conflict]:
             text=f"must be at most max_workers = {spec.elastic.max_workers},"
             f" not {spec.elastic.min_workers}",
         )
-    elif spec.elastic.workers and spec.elastic.by_hand:
+    elif spec.elastic.workers:
+        yield from _workers(spec)
+
+
+def _workers(spec: JobSpec) -> Iterator[Conflict]:
+    """Check `elastic.workers` of a job that does not take all."""
+    elastic, key = spec.elastic, ("elastic", "workers")
+    least, most = least_and_most(elastic.workers)
+    if elastic.by_hand:
         yield Conflict(
-            fields=(("elastic", "workers"), ("elastic", "by_hand")),
+            fields=(key, ("elastic", "by_hand")),
             text="must be 0 for a job with by_hand = true, which is given no workers",
         )
-    elif spec.elastic.workers and not (
-        spec.elastic.min_workers <= spec.elastic.workers <= spec.elastic.max_workers
-    ):
+    elif least > most:
         yield Conflict(
-            fields=(("elastic", "workers"), ("elastic", "min_workers"), ("elastic", "max_workers")),
-            text=f"must be 0, or from min_workers = {spec.elastic.min_workers} to"
-            f" max_workers = {spec.elastic.max_workers}, not {spec.elastic.workers}",
+            fields=(key,), text=f"must begin with the least, not {shown(elastic.workers)}"
+        )
+    elif not elastic.min_workers <= least <= most <= elastic.max_workers:
+        yield Conflict(
+            fields=(key, ("elastic", "min_workers"), ("elastic", "max_workers")),
+            text=f"must be 0, or from min_workers = {elastic.min_workers} to"
+            f" max_workers = {elastic.max_workers}, not {shown(elastic.workers)}",
+        )
+    elif least < most and spec.job.task.endswith(LAUNCHED):
+        yield Conflict(
+            fields=(key, ("job", "task")),
+            text="must be one number for a script that does not call dtd.join, which would begin"
+            f" again whenever a worker comes or goes; not {shown(elastic.workers)}",
         )
 
 

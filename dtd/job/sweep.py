@@ -29,7 +29,7 @@ from dtd.job.parse import (
     setting_problems,
     to_mapping,
 )
-from dtd.job.tables import JobSpec
+from dtd.job.tables import MOST_WORKERS, RANGE, RANGE_WORDS, JobSpec, least_and_most
 from dtd.names import NAME, NAME_WORDS
 from dtd.rules import did_you_mean, fields_of, rule, setting, too_many_keys
 from dtd.shown import INTEGER_LIMIT, shown
@@ -58,8 +58,14 @@ class SweepTable:
     )
     trials: int = setting(20, "At most so many trials.", minimum=1, maximum=MAX_TRIALS)
     parallel: int = setting(1, "At most so many trials at once.", minimum=1, maximum=32)
-    workers_per_trial: int = setting(
-        0, "`elastic.workers` of each trial; 0 = that of the job.", minimum=0, maximum=64
+    workers_per_trial: int | str = setting(
+        0,
+        '`elastic.workers` of each trial, such as 2, or "1-4" for trials that grow into idle'
+        " workers; 0 = that of the job.",
+        minimum=0,
+        maximum=MOST_WORKERS,
+        pattern=RANGE,
+        wording=RANGE_WORDS,
     )
     seed: int = setting(0, "Makes the choice of settings repeatable.", minimum=0, maximum=2**31 - 1)
     pruner: Literal["none", "median", "asha"] = setting(
@@ -155,8 +161,8 @@ class SweepSpec:
         if self.sweep.workers_per_trial:
             workers = self.sweep.workers_per_trial
             raw.setdefault("elastic", {})["workers"] = workers
-            least = raw["elastic"].get("min_workers", 1)
-            raw["elastic"]["min_workers"] = min(least, workers)
+            needed, (least, _) = raw["elastic"].get("min_workers", 1), least_and_most(workers)
+            raw["elastic"]["min_workers"] = min(needed, least)
         return from_mapping(raw, source=name)
 
     def to_mapping(self) -> dict[str, Any]:

@@ -20,6 +20,10 @@ OptimizerName = Literal["sgd", "adam", "adamw"]
 ScheduleName = Literal["constant", "step", "cosine"]
 Precision = Literal["float32", "bfloat16", "float16"]
 
+MOST_WORKERS: Final = 64
+RANGE: Final = r"[1-9]\d?-[1-9]\d?"
+RANGE_WORDS: Final = f'an integer from 0 to {MOST_WORKERS}, or a range such as "2-6"'
+
 _REFERENCE: Final = "|".join((*BUILT_IN_TASKS, REFERENCE))
 
 
@@ -232,7 +236,7 @@ class SyncTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticTable:
-    """The number of workers that the job takes, and how long it waits for them."""
+    """The number of workers that the job takes, before which others, and how long it waits."""
 
     min_workers: int = setting(
         1, "The job waits while fewer workers are ready.", minimum=1, maximum=1024
@@ -240,13 +244,24 @@ class ElasticTable:
     max_workers: int = setting(
         64, "Workers beyond this number stay idle; at least `min_workers`.", minimum=1, maximum=1024
     )
-    workers: int = setting(
+    workers: int | str = setting(
         0,
         "How many workers the job takes, from `min_workers` to `max_workers`: such jobs run"
-        " beside each other as long as there are workers for them. 0 = all, and no other job"
-        " runs meanwhile.",
+        " beside each other as long as there are workers for them. With a range the job begins"
+        " with the least, takes idle workers up to the most, and gives those beyond its least to"
+        " jobs that wait, or have fewer, at step boundaries. 0 = all, and no other job runs"
+        " meanwhile.",
         minimum=0,
-        maximum=64,
+        maximum=MOST_WORKERS,
+        pattern=RANGE,
+        wording=RANGE_WORDS,
+    )
+    priority: int = setting(
+        0,
+        "Jobs with a greater number leave the queue earlier, and come first where jobs share"
+        " workers (`workers`); no job is taken below its least for another one.",
+        minimum=-100,
+        maximum=100,
     )
     by_hand: bool = setting(
         False,
@@ -346,6 +361,12 @@ class CheckpointTable:
         minimum=0,
         maximum=2**20,
     )
+
+
+def least_and_most(workers: int | str) -> tuple[int, int]:
+    """The ends of `elastic.workers`; (0, 0) for a job that takes all."""
+    least, _, most = str(workers).partition("-")
+    return int(least), int(most or least)
 
 
 def lower_is_better(metric: str, mode: str) -> bool:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from dtd.job.strategy_table import StrategyTable
-from dtd.job.tables import CheckpointTable, ElasticTable
+from dtd.job.tables import RANGE, CheckpointTable, ElasticTable, least_and_most
 from dtd.names import LAUNCHED
 from dtd.rules import fault, fields_of
 
@@ -38,7 +39,8 @@ class JobTerms:
         name, task, global_batch_size: of the table `job`; "" or 0 where it does not say.
         epochs: None for a job that counts in steps.
         sandbox: of the table `job`; workers whose own is laxer than "strict" refuse such a job.
-        min_workers, max_workers, workers, by_hand, settle_s: of the table `elastic`.
+        min_workers, max_workers, priority, by_hand, settle_s: of the table `elastic`.
+        least, most: the ends of `elastic.workers`; 0: the job takes all workers.
         warmup_timeout_s, stall_timeout_s, busy_timeout_s: of the table `elastic`.
         copies: of the table `checkpoint`; 0 for a launched script, which saves its state itself.
         strategy: the table `strategy`, as far as it is known here.
@@ -51,7 +53,9 @@ class JobTerms:
     global_batch_size: int = 0
     min_workers: int = _ELASTIC.min_workers
     max_workers: int = _ELASTIC.max_workers
-    workers: int = _ELASTIC.workers
+    least: int = 0
+    most: int = 0
+    priority: int = _ELASTIC.priority
     by_hand: bool = _ELASTIC.by_hand
     settle_s: float = _ELASTIC.settle_s
     warmup_timeout_s: float = _ELASTIC.warmup_timeout_s
@@ -94,7 +98,7 @@ _PLACES: Final[Mapping[str, tuple[str, type]]] = {
     "global_batch_size": ("job", int),
     "min_workers": ("elastic", int),
     "max_workers": ("elastic", int),
-    "workers": ("elastic", int),
+    "priority": ("elastic", int),
     "by_hand": ("elastic", bool),
     "settle_s": ("elastic", float),
     "warmup_timeout_s": ("elastic", float),
@@ -117,7 +121,15 @@ def terms_of(spec: Mapping[str, Any]) -> JobTerms:
             found[setting] = value
     if str(found.get("task", "")).endswith(LAUNCHED):
         found["copies"] = 0
+    found["least"], found["most"] = _workers(spec.get("elastic"))
     return JobTerms(**found, strategy=_strategy(spec.get("strategy")))
+
+
+def _workers(elastic: object) -> tuple[int, int]:
+    value = elastic.get("workers") if isinstance(elastic, Mapping) else None
+    if type(value) is int or (isinstance(value, str) and re.fullmatch(RANGE, value)):
+        return least_and_most(value)
+    return 0, 0
 
 
 def _strategy(given: object) -> StrategyTable:

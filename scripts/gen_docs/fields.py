@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from dtd.address import Address
@@ -140,7 +141,7 @@ def _job_table(name: str, table: type) -> str:
 
 def _type_name(hint: Any) -> str:
     kind = without_none(hint)
-    if get_origin(kind) is Union:
+    if get_origin(kind) in (Union, UnionType):
         return " or ".join(_type_name(one) for one in get_args(kind))
     return _TYPE_NAMES[get_origin(kind) or kind]
 

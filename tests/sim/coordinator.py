@@ -155,6 +155,7 @@ class CoordinatorProcess:
         self.membership.check_invariants()
         for cluster in self.membership.all_clusters():
             self.surroundings.oracle.membership(cluster, now, self._ports)
+        self.surroundings.oracle.allotments.check(self.membership, now)
         if self._timer is not None:
             self._timer.cancel()
         deadline = self.membership.next_deadline(now)

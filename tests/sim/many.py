@@ -25,6 +25,7 @@ class Played:
     commits: int
     frames: int
     generations: int
+    moves: int
     lost_steps: int
     virtual_s: float
 
@@ -48,6 +49,7 @@ def play(seed: int, *, sharded: bool = False, beside: bool = False) -> Played:
         commits=cluster.oracle.commits,
         frames=cluster.oracle.frames,
         generations=cluster.oracle.generations,
+        moves=cluster.oracle.allotments.moves,
         lost_steps=sum(job.steps_lost for job in cluster.oracle.ended_jobs.values()),
         virtual_s=cluster.now_s,
     )
@@ -89,6 +91,7 @@ def summary(played: Sequence[Played]) -> str:
         f"{len(played)} seeds, {sum(one.commits for one in played)} commits,"
         f" {sum(one.frames for one in played)} frames,"
         f" {sum(one.generations for one in played)} generations,"
+        f" {sum(one.moves for one in played)} workers moved,"
         f" {sum(one.lost_steps for one in played)} steps lost with all who remembered them,"
         f" {sum(one.virtual_s for one in played) / 3600:.1f} h of virtual time,"
         f" {len(failed)} failures"

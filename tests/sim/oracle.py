@@ -22,6 +22,7 @@ committed steps are in `tests.sim.lineage`; the other rules are:
 * what a job has computed is on a disk when its workers are let go (`tests.sim.keeping`);
 * a job that is to start from another one's checkpoint does not begin at step 0 unless the operator
   says so;
+* workers move between jobs only as they should (`tests.sim.allotments`);
 * the coordinator relies on nothing that is untrue (`tests.sim.beliefs`);
 * the cores' own invariants hold after every event, and a job or worker that waits states the
   reason.
@@ -35,6 +36,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from dtd.cluster import machine
+from dtd.cluster.admission import MOVES
 from dtd.cluster.events import Incident
 from dtd.cluster.member import Member, Tell
 from dtd.cluster.pools import SURPLUS
@@ -45,6 +47,7 @@ from dtd.engine.control_word import Flags
 from dtd.exchange.schedule.machine import Machine
 from dtd.wire import messages as m
 from tests.sim.agreements import Agreements
+from tests.sim.allotments import Allotments
 from tests.sim.beliefs import Beliefs
 from tests.sim.causes import COORDINATOR, Causes
 from tests.sim.keeping import Keeping
@@ -108,6 +111,7 @@ class Oracle:
         self._dead: set[str] = set()
         self._origins: dict[str, str] = {}
         self._waived: set[str] = set()
+        self.allotments = Allotments()
         self.beliefs = Beliefs(remembered=remembered, trains=self._trains, resumed=self._resumed)
 
     @property
@@ -290,8 +294,10 @@ class Oracle:
         elif isinstance(message, m.Release) and message.reason == SURPLUS:
             self.causes.struck([name])  # the one that it had replaced has come back
         elif isinstance(message, m.Release) and (
-            message.state == "left" or any(one in message.reason for one in HANGS)
+            message.state == "left" or any(one in message.reason for one in (*HANGS, MOVES))
         ):
+            if MOVES in message.reason:
+                self.causes.struck([name])
             heard_of_all = not self._dead & self._connected
             if heard_of_all and not self._ends(message.job, store):
                 self.keeping.let_go(name, message.job)

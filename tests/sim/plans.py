@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tests.sim import scenes, shards
 from tests.sim.cluster import Cluster
@@ -119,6 +119,10 @@ BESIDE: Final = (
     *(USUAL, AIMED, EXILE, USUAL),
 )
 """Kinds of plans with several jobs at once."""
+SHARING: Final = 0.7
+"""Share of those in which jobs take from some to more workers, and have priorities."""
+LONGER: Final = 3
+"""Their jobs come later and take longer, by this factor, so that workers move between them."""
 BY_HAND: Final = 0.4
 """Share of those in which processes that were started by hand train one more job."""
 SHARDED_BESIDE: Final = {False: 0.2, True: 0.8}
@@ -194,12 +198,13 @@ def draw_beside(seed: int, *, sharded: bool = False) -> Cluster:
     served = sharded and rng.random() < SERVED
     if served:  # so many that a job finds the workers that it takes beside them
         cluster.serve(_servers(rng, workers)[:2])
-    steps = rng.randint(5, kind.steps)
+    steps, sharing = rng.randint(5, kind.steps), random.Random(f"ranges {seed}")
+    longer = LONGER if sharing.random() < SHARING else 1
     for _ in range(rng.randint(2, 5)):
         takes = rng.choice((0, 1, 1, 2, 2, 3))
         cluster.submit(
-            steps=rng.randint(3, steps),
-            workers=takes,
+            steps=longer * rng.randint(3, steps),
+            **(_range(sharing, takes) if longer > 1 else {"workers": takes}),
             min_workers=rng.randint(1, max(1, takes)),
             checkpoint_every=rng.choice((0, 2, 5)),
             evaluate_every=rng.choice((0, 0, 3)),
@@ -207,7 +212,7 @@ def draw_beside(seed: int, *, sharded: bool = False) -> Cluster:
             settle_s=rng.choice((0.2, 1.0)),
             strategy=_beside(rng, takes, sharded=sharded, served=served),
             shares=_shares(seed),
-            at_s=rng.choice((0.0, rng.uniform(0.0, 8.0))),
+            at_s=longer * rng.choice((0.0, rng.uniform(0.0, 8.0))),
         )
     names = [f"worker-{number}" for number in range(1, workers + 2)]
     names += _by_hand(cluster, seed, steps)
@@ -227,6 +232,12 @@ def draw_beside(seed: int, *, sharded: bool = False) -> Cluster:
     _show_links(cluster, seed)
     _calm(cluster, names, kind.calm_s)
     return cluster
+
+
+def _range(rng: random.Random, takes: int) -> dict[str, Any]:
+    """The workers and the priority of a job that takes at least so many; 0: all."""
+    most = takes + rng.choice((0, 1, 2, 4))
+    return {"workers": takes and f"{takes}-{most}", "priority": rng.choice((0, 0, 0, 1, 5))}
 
 
 def _by_hand(cluster: Cluster, seed: int, steps: int) -> list[str]:

@@ -108,6 +108,6 @@ def _values(words: list[str]) -> dict[str, Any]:
 def _value(key: str, value: str) -> Any:
     if key == "buckets":
         return [int(elements) for elements in value.split(",")]
-    if key in ("phase", "name"):
+    if key in ("phase", "name") or (key == "workers" and "-" in value):
         return Phase(value) if key == "phase" else value
     return float(value) if key.endswith("_s") else int(value)

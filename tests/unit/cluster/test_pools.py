@@ -18,6 +18,7 @@ from dtd.cluster.events import (
     SaveJob,
     Send,
     Submitted,
+    Ticked,
     WorkerLost,
 )
 from dtd.cluster.pools import Pools
@@ -63,8 +64,17 @@ class Cluster:
         for one in announced:
             self.handle(JobSaved(job=one.job.id, generation=one.announces))
 
-    def submit(self, number: int, workers: int = 0, *, owners: str = "", **more: Any) -> Job:
+    def submit(
+        self,
+        number: int,
+        workers: int | str = 0,
+        *,
+        owners: str = "",
+        priority: int = 0,
+        **more: Any,
+    ) -> Job:
         elastic = {"min_workers": 1, "max_workers": 64, "settle_s": 0.0, "workers": workers}
+        elastic["priority"] = priority
         spec: dict[str, Any] = {"job": {"name": "j"}, "elastic": elastic}
         if owners:
             spec["strategy"] = {"name": "sharded", "owners": owners}
@@ -119,6 +129,53 @@ class Cluster:
             **known, held_generation=cluster.run.generation, digest="x", result={}
         )
         self.handle(FromWorker(name=name, message=finished))
+
+    def commits(self, step: int, *names: str) -> None:
+        for name in names:
+            cluster = self.pools.cluster_of(name)
+            assert cluster.job is not None
+            beat = m.Heartbeat(
+                state="running",
+                job=cluster.job.id,
+                generation=cluster.run.generation,
+                step=step,
+            )
+            self.handle(FromWorker(name=name, message=beat))
+
+    def freezes(self, step: int, *names: str) -> None:
+        """The members leave their generation after so many steps."""
+        for name in names:
+            cluster = self.pools.cluster_of(name)
+            assert cluster.job is not None
+            job, number = cluster.job.id, cluster.run.generation
+            held = m.Held(job=job, generation=number, step=step, digest="", where="memory")
+            frozen = m.Frozen(
+                job=job,
+                generation=number,
+                roster_id=1,
+                prepared_generation=number,
+                prepared_step=step,
+                held=(held,),
+                suspect="",
+                evidence="",
+                reason="at a boundary",
+            )
+            self.handle(FromWorker(name=name, message=frozen))
+
+    def passes(self, seconds: float) -> None:
+        """Time passes, with heartbeats of all workers that are there."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now = min(until, self.now + 0.5)
+            for name in self.places():
+                cluster = self.pools.cluster_of(name)
+                beat = m.Heartbeat(state="", generation=cluster.run.generation)
+                self.handle(FromWorker(name=name, message=beat))
+            self.handle(Ticked())
+
+    def told(self, kind: type) -> dict[str, Any]:
+        """The last message of this kind to each worker."""
+        return {one.name: one.message for one in self.sent if isinstance(one.message, kind)}
 
     def lose(self, name: str) -> None:
         self.handle(
@@ -370,7 +427,7 @@ def test_a_job_with_parameter_servers_gets_those_that_idle(cluster: Cluster) -> 
     cluster.submit(3, workers=1, owners="servers")
     assert cluster.places() == {"s1": "j-2", "s2": "j-2", "w1": "j-1", "w2": "j-2"}
     cluster.register("w3")
-    said = "j-3 takes 1 workers and a parameter server; 1 idle; before it: j-1, j-2"
+    said = "j-3 takes 1 worker and a parameter server; 1 idle; before it: j-1, j-2"
     assert cluster.pools.explain_queue() == said
 
 
@@ -453,3 +510,135 @@ def test_jobs_of_processes_started_by_hand_begin_at_once_or_are_refused(
     cluster.register("w")
     taking_all = cluster.submit(3)
     assert cluster.pools.home.job is taking_all, "it does not wait for them"
+
+
+# --- moves between jobs ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared() -> Cluster:
+    """A job that takes one to three workers trains on all three, and another one waits."""
+    cluster = Cluster()
+    cluster.register("w1", "w2", "w3")
+    cluster.submit(1, workers="1-3")
+    cluster.warmed("w1", "w2", "w3")
+    cluster.runs("w1", "w2", "w3")
+    cluster.commits(1, "w1")
+    cluster.submit(2, workers="1-3")
+    return cluster
+
+
+def test_a_waiting_job_gets_a_worker_once_it_has_waited(shared: Cluster) -> None:
+    assert shared.pools.next_deadline(0.0) <= pools.STEADY_S  # type: ignore[operator]
+    shared.passes(pools.STEADY_S - 0.1)
+    assert shared.told(m.Freeze) == {}
+    shared.passes(0.2)
+    frozen = shared.told(m.Freeze)
+    assert {name: (one.at_boundary, one.leave) for name, one in frozen.items()} == {
+        "w1": (True, False),
+        "w2": (True, False),
+        "w3": (True, True),
+    }
+    said = "j-2 takes 1 worker or more, up to 3; 0 idle; w3 to leave another job; before it: j-1"
+    assert shared.pools.explain_queue() == said
+    shared.freezes(2, "w1", "w2", "w3")
+    assert {name: one.state for name, one in shared.told(m.Release).items()} == {"w3": "evicted"}
+    shared.register("w3")
+    assert shared.places() == {"w1": "j-1", "w2": "j-1", "w3": "j-2"}
+    assert shared.pools.cluster_with("j-1").run.phase is GenerationState.FORMING
+
+
+def test_a_worker_that_has_left_early_is_counted_once_when_it_comes(cluster: Cluster) -> None:
+    """Its old record lies in the generation that still ends."""
+    names = ("w1", "w2", "w3", "w4")
+    cluster.register(*names)
+    cluster.submit(1, workers="1-4")
+    cluster.warmed(*names)
+    cluster.runs(*names)
+    cluster.commits(1, "w1")
+    cluster.submit(2, workers="2-4")
+    cluster.passes(pools.STEADY_S)
+    cluster.freezes(2, "w1", "w3", "w4")
+    cluster.register("w3")
+    assert cluster.places() == {"w1": "j-1", "w2": "j-1", "w3": ""}
+    cluster.register("w4")
+    assert cluster.places() == {"w1": "j-1", "w2": "j-1", "w3": "j-2", "w4": "j-2"}
+
+
+def test_jobs_that_share_say_so_and_nothing_moves_again(shared: Cluster) -> None:
+    shared.passes(pools.STEADY_S)
+    shared.freezes(2, "w1", "w2", "w3")
+    shared.register("w3")
+    shared.warmed("w3")
+    shared.runs("w1", "w2", "w3")
+    shared.commits(3, "w1", "w3")
+    shared.sent.clear()
+    shared.passes(4 * pools.REST_S)
+    assert shared.told(m.Freeze) == {}
+    assert shared.pools.allotments() == {
+        job: {"least": 1, "most": 3, "priority": 0, "workers": number, "why": why}
+        for job, number, why in (
+            ("j-1", 2, "shares evenly with j-2"),
+            ("j-2", 1, "shares evenly with j-1"),
+        )
+    }
+    shared.ends("w3")
+    shared.register("w3")
+    assert shared.places()["w3"] == "j-1"
+
+
+def test_a_worker_that_its_job_comes_to_need_stays(shared: Cluster) -> None:
+    shared.passes(pools.STEADY_S)
+    shared.lose("w1")
+    shared.lose("w2")
+    shared.freezes(2, "w3")
+    assert shared.told(m.Release) == {}
+    assert shared.places()["w3"] == "j-1"
+    assert not shared.pools.workers()["w3"].leaving
+
+
+def test_a_worker_that_is_drained_while_it_moves_is_let_go_for_good(shared: Cluster) -> None:
+    shared.passes(pools.STEADY_S)
+    shared.handle(DrainRequested(name="w3"))
+    shared.freezes(2, "w1", "w2", "w3")
+    assert {name: one.state for name, one in shared.told(m.Release).items()} == {"w3": "left"}
+
+
+def test_a_worker_that_reconnects_moves_all_the_same(shared: Cluster) -> None:
+    shared.passes(pools.STEADY_S)
+    cluster = shared.pools.cluster_with("j-1")
+    assert cluster.job is not None
+    known = {"job": "j-1", "generation": cluster.run.generation, "phase": "running"}
+    shared.register("w3", incarnation=1, roster_id=cluster.job.roster_id, **known)
+    worker = cluster.workers["w3"]
+    assert (worker.leaving, worker.moving_since) == (True, pools.STEADY_S)
+
+
+def test_a_job_that_does_not_train_gives_no_worker(shared: Cluster) -> None:
+    shared.lose("w2")
+    shared.passes(2 * pools.STEADY_S)
+    assert not any(one.leaving for one in shared.pools.workers().values())
+
+
+def test_a_job_that_has_given_workers_rests(shared: Cluster) -> None:
+    shared.passes(pools.STEADY_S)
+    shared.freezes(2, "w1", "w2", "w3")
+    shared.register("w3")
+    shared.runs("w1", "w2")
+    shared.commits(3, "w1")
+    shared.warmed("w3")
+    shared.runs("w3")
+    shared.sent.clear()
+    shared.submit(3, workers=1)
+    shared.passes(pools.REST_S - 0.5)
+    assert shared.told(m.Freeze) == {}
+    shared.passes(pools.STEADY_S + 1.0)
+    assert shared.told(m.Freeze)["w2"].leave
+
+
+def test_the_queue_is_in_the_order_of_priorities(two: Cluster) -> None:
+    two.submit(3, workers=2)
+    two.submit(4, workers=2, priority=1)
+    two.submit(5, workers=2, priority=1)
+    begun = two.submit(6, state=JobState.RUNNING)
+    assert [job.id for job in two.pools.home.queue] == [begun.id, "j-4", "j-5", "j-3"]

@@ -151,7 +151,7 @@ class Repeated:
         """Links like the slowest one; None if none, or not all with servers, are known."""
         workers = list(self.steps)
         names = {*workers, *servers}
-        speeds = link_speeds(self.links, self.spec.sync.lossless)
+        speeds = link_speeds(self.links, self.spec)
         known = [speed for way, speed in speeds.items() if names.issuperset(way)]
         mirrors = self.spec.strategy.mirrors
         star = star_of(workers, servers, self.links, mirrors=mirrors, world_size=size)

@@ -230,21 +230,22 @@ def _routes(
     workers: Sequence[str], servers: Sequence[str], links: Sequence[Values], spec: JobSpec
 ) -> Routes | None:
     """The links among these ranks; None if one is not known."""
-    ring = _ring([*workers, *servers], links, spec.sync.lossless)
+    ring = _ring([*workers, *servers], links, spec)
     star = star_of(workers, servers, links, mirrors=spec.strategy.mirrors, world_size=len(workers))
     return None if ring is None or (servers and star is None) else Routes(ring, star)
 
 
-def _ring(names: Sequence[str], links: Sequence[Values], lossless: Mode) -> list[LinkSpeed] | None:
+def _ring(names: Sequence[str], links: Sequence[Values], spec: JobSpec) -> list[LinkSpeed] | None:
     """The links from each to the next one; None if one is not known."""
-    speeds = link_speeds(links, lossless)
+    speeds = link_speeds(links, spec)
     size = len(names)
     ways = [(names[rank], names[(rank + 1) % size]) for rank in range(size)] if size > 1 else []
     return [speeds[way] for way in ways] if all(way in speeds for way in ways) else None
 
 
-def link_speeds(links: Sequence[Values], lossless: Mode) -> dict[tuple[str, str], LinkSpeed]:
-    """The links whose rate was measured, by sender and receiver."""
+def link_speeds(links: Sequence[Values], spec: JobSpec) -> dict[tuple[str, str], LinkSpeed]:
+    """The links whose rate was measured, by sender and receiver; a process group codes nothing."""
+    lossless: Mode = spec.sync.lossless if spec.sync.transport == "ring" else "off"
     return {
         (link["from"], link["to"]): LinkSpeed(
             sender=link["from"],

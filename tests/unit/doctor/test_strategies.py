@@ -128,7 +128,8 @@ def test_links_between_hosts_code_gradients_as_in_the_worst_worker():
     assert (narrow.bytes_per_step, narrow.coded) == (2.5 * MB, True)
     assert forecasts(steps, links(), most=2, spec=spec())[-1].step_s == plain.step_s
     one_host = [link | {"same_host": True} for link in links()]
-    for known, job in ((one_host, spec()), (links(), spec("sync.lossless=off"))):
+    off, group = spec("sync.lossless=off"), spec("sync.transport=gloo")
+    for known, job in ((one_host, spec()), (links(), off), (links(), group)):
         made = forecasts(steps, known, most=2, spec=job)[-1]
         assert (made.step_s, made.coded) == (pytest.approx(1.1), False)
     slow = {"float32": coder(0.5, decode=5e6)}

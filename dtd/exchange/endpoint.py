@@ -319,7 +319,9 @@ class RingEndpoint:
         """A neighbour has been silent for too long."""
         silence_s = self._heartbeats.silence_s(neighbour, now)
         trickles = self._heartbeats.trickles(neighbour, now)
-        self.lose(self.neighbours.silent(neighbour, silence_s, trickles=trickles))
+        link = self.links.get(neighbour)
+        at = "" if link is None else link.peer_host()
+        self.lose(self.neighbours.silent(neighbour, silence_s, trickles=trickles, at=at))
 
     def lose(self, loss: RingLoss) -> None:
         """Reset all links, so that the neighbours do not have to wait for the silence limit."""

@@ -95,3 +95,27 @@ def test_a_job_trains_to_its_end(cluster: NetworkedCluster) -> None:
     digests = ended["result"]["replica_digests"]
     assert set(digests) == set(WORKERS)
     assert len(set(digests.values())) == 1
+
+
+def test_the_job_goes_on_over_another_network_when_one_fails(cluster: NetworkedCluster) -> None:
+    network = cluster.network
+    assert isinstance(network, ThreeInterfaces)
+    endless = JOB.replace("steps = 6", "steps = 1_000_000")
+    job = cluster.request(m.SubmitJob(spec=to_mapping(parse_job(endless, source="test"))))["job"]
+
+    def trains(generation: int, step: int) -> bool:
+        seen = (cluster.try_ask(m.GetStatus()) or {}).get("job") or {}
+        known = seen.get("generation", 0), seen.get("step", 0)
+        found.append(known)
+        return seen.get("state") == "running" and known[0] > generation and known[1] > step
+
+    found: list[tuple[int, int]] = []
+    cluster.until(lambda: trains(0, 2), "has not trained", timeout_s=PATIENCE_S)
+    generation, step = found[-1]
+    network.restore(*WORKERS)
+    network.restore(*reversed(WORKERS))
+    network.ethernet.spaces["w-0"].run("ip", "link", "set", "dev", "fabric", "down")
+    cluster.until(
+        lambda: trains(generation, step + 2), "does not train over eth0", timeout_s=PATIENCE_S
+    )
+    cluster.request(m.CancelJob(job=job))

@@ -154,19 +154,24 @@ class Neighbours:
             reason=str(error) if error is not None else "the link was closed",
         )
 
-    def silent(self, neighbour: Neighbour, silence_s: float, *, trickles: bool) -> RingLoss:
+    def silent(
+        self, neighbour: Neighbour, silence_s: float, *, trickles: bool, at: str = ""
+    ) -> RingLoss:
         """Handle a neighbour that has shown no sign of life for too long.
 
         Args:
             neighbour: one of `members`.
             silence_s: duration of the silence.
             trickles: bytes arrive, but complete no frame.
+            at: the address at the other end of its link, if that is open.
         """
         member = self.members[neighbour]
-        place = f"{member.name} at {member.host}:{member.port}"
+        place = f"{member.name} at {at}"
         if neighbour not in self._attached:
             evidence = UNREACHABLE
             refusal = self.refusals.get(neighbour, "")
+            hosts = " or ".join((member.host, *member.others))
+            place = f"{member.name} at {hosts}, port {member.port},"
             reason = f"{place} has not answered within {silence_s:.1f} s"
             reason += f": {refusal}" if refusal else ""
             if not neighbour.opens:

@@ -143,7 +143,7 @@ async def test_a_next_rank_that_falls_silent(scene):
     scene.beat(scene.previous.link)
     suspect, evidence, reason = await scene.report()
     assert (suspect, evidence) == ("worker-1", "silent")
-    assert reason.startswith("not a byte from worker-1 at 127.0.0.1:")
+    assert reason.startswith("not a byte from worker-1 at 127.0.0.1 for")
 
 
 async def test_a_frame_that_is_held_does_not_count_as_silence(scene):

@@ -59,11 +59,13 @@ def test_what_silence_says() -> None:
     ring.refusals[ring.next] = "connection refused"
     loss = ring.silent(ring.next, 2.0, trickles=False)
     assert (loss.suspect, loss.evidence) == ("c", "unreachable")
-    assert loss.reason.endswith("has not answered within 2.0 s: connection refused")
+    refused = "c at 10.0.0.2, port 9, has not answered within 2.0 s: connection refused"
+    assert loss.reason == refused
     loss = ring.silent(ring.previous, 2.0, trickles=False)
     assert (loss.suspect, loss.reason) == ("a", "a has not connected within 2.0 s")
     ring.attached(ring.previous)
-    assert ring.silent(ring.previous, 2.0, trickles=False).evidence == "silent"
+    loss = ring.silent(ring.previous, 2.0, trickles=False, at="fd00::7")
+    assert (loss.evidence, loss.reason) == ("silent", "not a byte from a at fd00::7 for 2.0 s")
     assert ring.silent(ring.previous, 2.0, trickles=True).evidence == "corrupt"
 
 

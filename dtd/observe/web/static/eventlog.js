@@ -5,10 +5,10 @@ import { get } from "./api.js";
 const PAGE = 500;
 const MOST = 20 * PAGE;
 const FULL = 100; // a page of so many may have a successor
-const known = { all: [], newest: 0, reading: null };
+const known = { all: [], newest: 0, complete: false, reading: null };
 
 export const events = () => known.all;
-export const firstEvent = () => known.all[0]?.seq ?? 1;
+const firstEvent = () => known.all[0]?.seq ?? 1;
 export const newestEvent = () => known.newest;
 
 async function readAll() {
@@ -28,12 +28,24 @@ export async function readEvents() {
   return known.reading;
 }
 
-// The page of events before the first that is known; false if there is none, or no room.
+// Whether there may be events before the first that is known, and room for them.  The cursor 0 asks for the newest page,
+// so event 1 is never asked for.
+export const hasOlder = () => firstEvent() > 2 && !known.complete && known.all.length + PAGE <= MOST;
+
+// The events before the first that is known; false if there are none.  A page may be cut short by its size.
 export async function readOlder() {
+  if (!hasOlder()) return false;
   const first = firstEvent();
-  if (first <= 1 || known.all.length + PAGE > MOST) return false;
-  const older = (await get("events", { after: Math.max(1, first - PAGE - 1) })).events.filter((one) => one.seq < first);
-  if (first === firstEvent()) known.all = [...older, ...known.all];
+  const older = [];
+  let after = Math.max(1, first - PAGE - 1);
+  while (after < first - 1) {
+    const found = (await get("events", { after })).events;
+    older.push(...found.filter((one) => one.seq < first));
+    after = found.at(-1)?.seq ?? first;
+  }
+  if (first !== firstEvent()) return true;
+  known.complete = older.length === 0;
+  known.all = [...older, ...known.all];
   return older.length > 0;
 }
 

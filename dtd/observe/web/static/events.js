@@ -1,7 +1,7 @@
 // Events of the cluster: a time line and a list, problems first of all.
 
 import { h, render } from "./dom.js";
-import { events, firstEvent, newestEvent, readEvents, readOlder } from "./eventlog.js";
+import { events, hasOlder, newestEvent, readEvents, readOlder } from "./eventlog.js";
 import { chartCard, eventList, failed, level } from "./parts.js";
 import { colour, draw, plain } from "./plots.js";
 import { counted, kind } from "./words.js";
@@ -64,7 +64,7 @@ export function openEvents({ main, world }) {
       shown.length > 0 && chartCard("time-line", "Time line", { tall: true, label: `Time line of ${counted(shown.length, "event")}, which are listed below` }),
       h("section", { class: "card", "data-key": "list", "aria-label": "List" },
         shown.length ? eventList(shown.slice(-MOST_LISTED).reverse()) : h("p", { class: "empty" }, none),
-        firstEvent() > 1 && h("button", { type: "button", onclick: () => look(readOlder) }, "Load older events")));
+        hasOlder() && h("button", { type: "button", onclick: () => look(readOlder) }, "Load older events")));
   }
 
   show();

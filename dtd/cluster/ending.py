@@ -21,6 +21,7 @@ from dtd.cluster.transitions import (
     WorkerEvent,
     WorkerState,
 )
+from dtd.exchange.schedule.neighbours import RESET
 from dtd.wire import messages as m
 
 FREEZE_PATIENCE_S = 5.0
@@ -118,8 +119,10 @@ def _begin_ending(
 def member_lost(cluster: ClusterState, worker: Worker, reason: str, *, silent_s: float) -> None:
     """A member is gone: its ring cannot continue."""
     why = f"{worker.name} was lost ({reason})"
-    if cluster.ending.recovery is not None and cluster.ending.recovery.worker == worker.name:
-        cluster.ending.recovery.cause = why  # more precise than its neighbour's report
+    recovery = cluster.ending.recovery
+    if recovery is not None and (recovery.by_reset or recovery.worker == worker.name):
+        # More precise than a neighbour's report.
+        recovery.cause, recovery.worker, recovery.by_reset = why, worker.name, False
     end_now(cluster, why, worker=worker.name, silent_s=silent_s)
 
 
@@ -131,7 +134,7 @@ def member_frozen(cluster: ClusterState, job: Job, worker: Worker, message: m.Fr
     if message.evidence:
         _tell_evidence(cluster, worker, message)
     # At a step boundary the first to leave may reset its links to the others.
-    known = message.evidence in ("", "reset") or cluster.ending.freeze_by is not None
+    known = message.evidence in ("", RESET) or cluster.ending.freeze_by is not None
     if cluster.run.phase is GenerationState.ENDING and known:
         return
     about, reason, silent_s = worker.name, f"{worker.name} has frozen: {message.reason}", 0.0
@@ -141,6 +144,9 @@ def member_frozen(cluster: ClusterState, job: Job, worker: Worker, message: m.Fr
     if message.evidence in DEAD:
         silent_s = cluster.heartbeat_timeout_s
     end_now(cluster, reason, worker=about, silent_s=silent_s)
+    recovery = cluster.ending.recovery
+    if recovery is not None and recovery.cause == reason:
+        recovery.by_reset = message.evidence == RESET
 
 
 def _tell_evidence(cluster: ClusterState, worker: Worker, message: m.Frozen) -> None:
@@ -152,6 +158,8 @@ def _tell_evidence(cluster: ClusterState, worker: Worker, message: m.Frozen) -> 
     suspect = cluster.workers.get(message.suspect)
     if suspect is not None and suspect.state in MEMBERS | {WorkerState.FROZEN}:
         cluster.links.accuse(worker.name, message.suspect, message.evidence)
+    if message.evidence == RESET and cluster.run.phase is GenerationState.ENDING:
+        return  # members that leave close their links: one event is enough
     lost = f"its link to {message.suspect}" if message.suspect else "its ring"
     cluster.incident(
         "ring_broken",

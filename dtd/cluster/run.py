@@ -176,6 +176,7 @@ class Recovery:
         detected_after_s: silence before that, at most the time since the cause.
         at_boundary: whether the generation ended between two steps.
         running: whether it had begun to train.
+        by_reset: all that is known is a link that was reset, which may be an effect of the cause.
         steps_redone: number of steps that were begun and abandoned.
         steps_lost: number of committed steps that no worker holds any more.
     """
@@ -186,6 +187,7 @@ class Recovery:
     detected_after_s: float
     at_boundary: bool
     running: bool
+    by_reset: bool = False
     steps_redone: int = 0
     steps_lost: int = 0
 

@@ -237,6 +237,21 @@ def test_every_other_page(browser: Browser, job: str) -> None:
     assert browser.complaints() == []
 
 
+def test_a_command_is_copied(browser: Browser, job: str) -> None:
+    granted = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    browser.driver.execute_cdp_cmd("Browser.grantPermissions", granted)
+    browser.run(f"location.hash = '#/job/{job}'")
+    button = f"document.querySelector('[aria-label=\"Copy dtdctl profile {job}\"]')"
+    browser.until(button)
+    copied = browser.driver.execute_async_script(
+        f"const done = arguments[0], button = {button};"
+        " const look = async () => button.textContent === 'Copied'"
+        " && done(await navigator.clipboard.readText());"
+        " new MutationObserver(look).observe(button, {childList: true}); button.click();"
+    )
+    assert copied == f"dtdctl profile {job}"
+
+
 def test_a_worker_is_killed_while_the_page_is_watched(
     daemons: Daemons, browser: Browser, gates: Gates, job: str
 ) -> None:

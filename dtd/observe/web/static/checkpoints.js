@@ -27,7 +27,7 @@ export function openCheckpoints({ main }) {
       h("div", { class: "head" }, h("h1", {}, "Checkpoints"), found && h("span", { class: "soft" }, counted(found.length, "copy").replace("copys", "copies"))),
       error && failed(error),
       h("section", { class: "card", "aria-label": "Checkpoints" }, found ? checkpointTable(found, true) : h("p", { class: "empty" }, "…"),
-        h("p", { class: "small faint", css: { "margin-top": "10px" } }, "Fetch one with ", h("code", {}, "dtdctl fetch JOB@STEP"), ".")));
+        found?.length > 0 && h("p", { class: "small faint", css: { "margin-top": "10px" } }, "Fetch one with ", h("code", {}, "dtdctl fetch JOB@STEP"), ".")));
   }
 
   show();

@@ -60,7 +60,7 @@ function resultRows(jobs) {
     ["Job", (one) => jobLink(one.id)], ["State", (one) => state(one.state)], ["Steps", (one) => whole(one.result?.steps ?? one.step)],
     ["Train loss", (one) => number(one.result?.train_loss ?? one.loss)], ["Eval loss", (one) => number(of(one, "eval_loss"))], ["Accuracy", (one) => percent(of(one, "eval_accuracy"))],
     ["Throughput", (one) => rate(of(one, "samples_per_s"))], ["Workers", (one) => whole(trainers(of(one, "world_size"), of(one, "servers")))],
-    ["Took", (one) => span(one.started_s && one.ended_s ? one.ended_s - one.started_s : null)], ["Steps lost", (one) => whole(of(one, "steps_lost"))]];
+    ["Duration", (one) => span(one.started_s && one.ended_s ? one.ended_s - one.started_s : null)], ["Steps lost", (one) => whole(of(one, "steps_lost"))]];
   return rows.map(([name, words]) => h("tr", {}, h("th", { scope: "row" }, name), jobs.map((one) => h("td", { class: "num" }, words(one)))));
 }
 
@@ -72,6 +72,6 @@ function bestRows(compared) {
 
 function differing(compared) {
   if (!compared.differences.length) return h("p", { class: "empty" }, "They are the same.");
-  return table("Differences", [{ name: "Of" }, { name: "Key" }, ...compared.jobs.map((one) => ({ name: one.id ?? one }))],
+  return table("Differences", [{ name: "Kind" }, { name: "Key" }, ...compared.jobs.map((one) => ({ name: one.id ?? one }))],
     compared.differences.map((one) => h("tr", {}, h("td", { class: "faint" }, one.of), h("th", { scope: "row", class: "mono" }, one.key), one.values.map((value) => h("td", { class: "mono" }, shown(value))))));
 }

@@ -36,7 +36,7 @@ export function openJob({ main, world, parts, confirmed }) {
   const of_job = new Curves(ask);
   const of_workers = new Curves((since) => ask({ workers: 1, names: OF_WORKERS.map(([name]) => name).join(","), ...since }));
   const timer = setInterval(look, EVERY_MS);
-  let [ended, news, rounds] = [false, false, 0];
+  let [ended, news, rounds, active] = [false, false, 0, null];
 
   async function look(first = false) {
     if ((document.hidden || ended) && !first) return;
@@ -80,7 +80,8 @@ export function openJob({ main, world, parts, confirmed }) {
   function show() {
     if (seen.error) { render(main, h("h1", {}, id), failed(seen.error)); return; }
     if (!seen.details) { render(main, h("h1", {}, id), h("p", { class: "empty" }, "…")); return; }
-    const active = !ended && world.status?.job?.id === id ? world.status.job : null;
+    if (ended) active = null;
+    else if (world.status?.job?.id === id) active = world.status.job; // kept until the job's result is here
     const charts = figureCards(runs());
     render(main,
       h("div", { class: "head" }, h("h1", {}, id), state(active?.state ?? seen.details.state),

@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { chartChoices, drawFigures, figureCards } from "./chart.js";
 import { Curves } from "./curves.js";
 import { announce, h, render } from "./dom.js";
-import { alert, dash, empty, eventList, jobLink, state, table, tile, tiles } from "./parts.js";
+import { alert, dash, empty, eventList, jobLink, noJobs, state, table, tile, tiles } from "./parts.js";
 import { forget } from "./plots.js";
 import { events, readEvents } from "./eventlog.js";
 import { faultStrip, faultsOf, incidentCard, incidentMarks } from "./incidents.js";
@@ -132,7 +132,7 @@ function idleCard(status) {
   const last = status.last_job;
   return h("section", { class: "card", "data-key": "job", "aria-label": "The job" },
     h("div", { class: "head" }, h("strong", {}, "No job running"), h("span", { class: "soft" }, status.queue.length ? counted(status.queue.length, "job") + " queued" : "The queue is empty.")),
-    !last && !status.queue.length && empty("No jobs yet", "A job file names the code, the data and the number of epochs.", "dtdctl submit JOB.toml"),
+    !last && !status.queue.length && noJobs(),
     last && h("p", { class: "soft", css: { "margin-top": "8px" } }, "Last: ", jobLink(last.id), " ", state(last.state), ` ${ago(last.ended_s)}, ${whole(last.step)} steps. ${last.reason ?? ""}`));
 }
 
@@ -158,5 +158,5 @@ function workersCard(status, world, confirmed) {
   for (const row of rows) [...row.children].forEach((cell, at) => { if (at > 1 && !headings[at].hidden) cell.dataset.name = headings[at].name; });
   return h("section", { class: "card workers", "data-key": "workers", "aria-labelledby": "workers-title" },
     h("div", { class: "card-head" }, h("h2", { id: "workers-title" }, "Workers"), h("span", { class: "note" }, counted(status.workers.length, "worker"))),
-    status.workers.length ? table("Workers", headings, rows) : empty("No workers yet", "Each host that trains runs one; it appears here when it has registered.", "dtd-worker"));
+    status.workers.length ? table("Workers", headings, rows) : empty("No workers yet", "Each host that trains runs one; it appears here when it has registered.", "systemctl enable --now dtd-worker"));
 }

@@ -4,6 +4,7 @@ import { h } from "./dom.js";
 import { post } from "./api.js";
 import { NOTHING, clock, kind } from "./words.js";
 
+const COPIED_MS = 2000;
 const GOOD = ["running", "done", "finished"];
 const WARN = ["waiting", "warming", "forming", "stopping", "saving", "queued", "pruning", "pruned", "chosen", "cancelling", "cancelled", "away", "frozen", "draining"];
 const BAD = ["failed", "lost", "barred", "refused", "released"];
@@ -71,17 +72,23 @@ export function eventList(found) {
 export function command(text) {
   const copy = async (event) => {
     const button = event.currentTarget;
-    try { await navigator.clipboard.writeText(text); button.textContent = "Copied"; } catch {
+    try { await navigator.clipboard.writeText(text); } catch {
       getSelection().selectAllChildren(button.previousSibling);
+      return;
     }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, COPIED_MS);
   };
-  return h("div", { class: "command" }, h("code", {}, text), h("button", { type: "button", "aria-label": `Copy ${text}`, onclick: copy }, "Copy"));
+  return h("div", { class: "command" }, h("code", {}, text),
+    h("button", { type: "button", "data-key": `copy ${text}`, "data-keep": true, "aria-label": `Copy ${text}`, onclick: copy }, "Copy"));
 }
 
 // What is missing, why, and the command with which to begin.
 export function empty(what, why, begin = "") {
   return h("div", { class: "empty" }, h("p", {}, h("strong", {}, what)), h("p", {}, why), begin && command(begin));
 }
+
+export const noJobs = () => empty("No jobs yet", "A job file names the code, the data and the number of epochs.", "dtdctl submit JOB.toml");
 
 export const dash = (value) => (value === "" || value === null || value === undefined ? NOTHING : value);
 

@@ -70,8 +70,8 @@ function nodeOf(one, rank, count, shape, lost) {
   const steep = Math.abs(Math.cos(at.angle)) < (shape.outside ? 0.08 : 0.3);
   return [
     s("circle", { class: `node ${gone ? "lost" : tone(one.state)}`, cx: at.x, cy: at.y, r: shape.node }, s("title", {}, `rank ${rank}: ${one.name}, ${gone ? "lost" : one.state}`)),
-    s("text", { class: "rank", x: at.x, y: at.y + 5, "text-anchor": "middle" }, gone ? "✕" : rank),
-    s("text", { class: "fact", x: name.x, y: name.y + (steep && shape.outside && Math.sin(at.angle) < 0 ? 0 : 4), "text-anchor": steep ? "middle" : (Math.cos(at.angle) > 0) === shape.outside ? "start" : "end" }, short(one.name)),
+    s("text", { class: "rank", x: at.x, y: at.y, "text-anchor": "middle" }, gone ? "✕" : rank),
+    s("text", { class: "fact name", x: name.x, y: name.y + (steep && shape.outside && Math.sin(at.angle) < 0 ? 0 : 4), "text-anchor": steep ? "middle" : (Math.cos(at.angle) > 0) === shape.outside ? "start" : "end" }, short(one.name)),
   ];
 }
 
@@ -91,7 +91,7 @@ export function ring(status, figures, broken = null) {
     return `rank ${rank} ${one.name}, ${lost.has(one.name) ? "lost" : one.state}${link ? `, to ${link.to}: ${facts(link).join(", ")}` : ""}`;
   }).join("; ");
   const middle = { x: shape.width / 2, "text-anchor": "middle" };
-  return s("svg", { class: `ring${shape.outside ? " many" : ""}${breaks ? " breaks" : broken ? " healed" : ""}`, viewBox: `0 0 ${shape.width} ${shape.height}`, role: "img", "aria-label": `The ring: ${told}` },
+  return s("svg", { class: `ring${members.length > WITH_LINKS ? " crowded" : ""}${shape.outside ? " many" : ""}${breaks ? " breaks" : broken ? " healed" : ""}`, viewBox: `0 0 ${shape.width} ${shape.height}`, role: "img", "aria-label": `The ring: ${told}` },
     members.length > 1 && members.map((_, rank) => linkOf(rank, members, links, shape, lost)),
     members.map((one, rank) => nodeOf(one, rank, members.length, shape, lost)),
     broken && [s("text", { class: "stopwatch", ...middle, y: shape.height / 2 + 4 }, seconds(broken.elapsed_s)),

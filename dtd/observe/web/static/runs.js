@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { MOST_COMPARED } from "./compare.js";
 import { h, render } from "./dom.js";
-import { dash, failed, jobLink, state } from "./parts.js";
+import { dash, failed, jobLink, noJobs, state } from "./parts.js";
 import { clock, counted, number, rate, shown, span, trainers, whole } from "./words.js";
 
 const KEY = "dtd-runs";
@@ -157,7 +157,7 @@ export function openRuns({ main, world }) {
       h("section", { class: "card", "aria-label": "Jobs" }, filters(),
         found.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Jobs" }, h("table", { class: "runs" },
           h("thead", {}, h("tr", {}, h("th", { scope: "col" }, h("span", { class: "unseen" }, "Compare")), heading(head), listed.map(heading))),
-          h("tbody", {}, found.slice(0, rows).map((job) => row(job, listed))))) : h("p", { class: "empty" }, !jobs ? "…" : jobs.length ? "No job matches." : ["No jobs yet. Start one with ", h("code", {}, "dtdctl submit JOB.toml"), "."]),
+          h("tbody", {}, found.slice(0, rows).map((job) => row(job, listed))))) : jobs && !jobs.length ? noJobs() : h("p", { class: "empty" }, jobs ? "No job matches." : "…"),
         found.length > rows && h("button", { type: "button", onclick: () => { rows = Infinity; show(); lookForBest(); } }, `Show all ${found.length}`)));
   }
 

@@ -37,7 +37,7 @@ function openList({ main }) {
   }
 
   function show() {
-    const headings = [{ name: "Sweep" }, { name: "Job" }, { name: "State" }, { name: "Method" }, { name: "Metric" }, { name: "Trials", num: true }, { name: "Took", num: true }, { name: "Began" }, { name: "Note" }];
+    const headings = [{ name: "Sweep" }, { name: "Job" }, { name: "State" }, { name: "Method" }, { name: "Metric" }, { name: "Trials", num: true }, { name: "Duration", num: true }, { name: "Started" }, { name: "Note" }];
     render(main,
       h("div", { class: "head" }, h("h1", {}, "Sweeps"), found && h("span", { class: "soft" }, counted(found.length, "sweep"))),
       error && failed(error),
@@ -147,7 +147,7 @@ function summary(sweep) {
     tiles(
       tile(`Best ${sweep.metric}`, best ? number(best.value) : "–"), tile("In trial", best ? [jobLink(best.job, `${best.number}: ${best.job}`)] : "–", true),
       tile("Trials", `${whole(sweep.begun)} / ${whole(sweep.planned)}`), tile("Running", whole(count(...OPEN))), tile("Done", whole(count("done"))),
-      tile("Pruned", whole(count("pruned"))), tile("Failed", whole(count("failed"))), tile("Took", took(sweep))),
+      tile("Pruned", whole(count("pruned"))), tile("Failed", whole(count("failed"))), tile("Duration", took(sweep))),
     best && h("p", { class: "soft small", css: { "margin-top": "12px" } }, "Best settings: ", h("span", { class: "mono" }, Object.entries(best.params).map(([name, value]) => `${name} = ${shown(value)}`).join(", "))));
 }
 

@@ -153,8 +153,7 @@ INCIDENTS: Final = {
     "store_went_back": "A worker knows of a generation that the coordinator's store has lost.",
     "generation_adopted": "A restarted coordinator has resumed control of the running generation.",
     "recovered": "The job is training again: what happened, how long it took, and what it cost.",
-    "ring_broken": "A member's link to a neighbour broke. Those that members close because the"
-    " generation ends are not listed.",
+    "ring_broken": "A member's link to a neighbour broke, not merely because the generation ends.",
     "link_bad": "Two workers cannot reach each other; rings are ordered so that they are not"
     " neighbours.",
     "link_good": "Two workers can reach each other again.",

@@ -83,8 +83,10 @@ def test_doctor_is_told_the_address_that_answers(
     assert figures["host"] == FABRIC[sender]
 
 
-def test_a_job_trains_to_its_end(cluster: NetworkedCluster) -> None:
-    job = cluster.request(m.SubmitJob(spec=to_mapping(parse_job(JOB, source="test"))))["job"]
+@pytest.mark.parametrize("transport", ["ring", "gloo"])
+def test_a_job_trains_to_its_end(cluster: NetworkedCluster, transport: str) -> None:
+    text = JOB + f'[sync]\ntransport = "{transport}"\n'
+    job = cluster.request(m.SubmitJob(spec=to_mapping(parse_job(text, source="test"))))["job"]
 
     def wait() -> dict[str, Any]:
         with cluster.client(timeout_s=PATIENCE_S) as client:

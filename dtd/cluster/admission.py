@@ -374,9 +374,11 @@ def _is_needed(cluster: ClusterState, worker: Worker) -> bool:
 def release(cluster: ClusterState, worker: Worker, state: str, reason: str) -> None:
     """Release a worker: it restarts, or exits if it was leaving.
 
-    One that is set aside has not begun the job, and waits for the next one.
+    One that is set aside has not begun the job, and waits for the next one, unless it was started
+    by hand for this one.
     """
-    if state not in ("left", "evicted") and is_set_aside(cluster, worker):
+    stays = not worker.registration.joined and is_set_aside(cluster, worker)
+    if stays and state not in ("left", "evicted"):
         cluster.move_worker(worker, WorkerEvent.SPARED)
         return
     job = cluster.job.id if cluster.job is not None else ""

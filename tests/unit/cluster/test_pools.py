@@ -477,6 +477,19 @@ def test_a_process_that_came_while_its_job_ended_is_given_no_other(by_hand: Clus
     assert by_hand.pools.cluster_of("late").workers["late"].state is WorkerState.RELEASED
 
 
+def test_a_process_on_which_its_job_has_failed_ends_with_the_job(by_hand: Cluster) -> None:
+    by_hand.warmed("a")
+    failed = m.Failed(job="h-2", reason="no driver", traceback="")
+    by_hand.handle(FromWorker(name="b", message=failed))
+    by_hand.register("b", joined="h-2", pid=1)
+    by_hand.handle(CancelRequested(job="h-2"))
+    by_hand.handle(CancelRequested(job="h-2"))
+    by_hand.handle(WorkerLost(name="a", incarnation=1, reason="killed"))
+    assert by_hand.ended[-1].id == "h-2"
+    by_hand.submit(3, workers=1)
+    assert "b" not in by_hand.places()
+
+
 def test_a_process_with_other_rows_is_told_so_and_ends(by_hand: Cluster) -> None:
     by_hand.warmed("a")
     warmed = m.Warmed(

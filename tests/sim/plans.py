@@ -114,9 +114,11 @@ HOP_BYTES: Final = (0, 1, 2, 4, 8, 100)
 """With buckets of up to 320 bytes, all, some or none of them travel whole."""
 DAMAGED: Final = 0.25
 """Share of plans with damaged shards."""
+SHARED: Final = Kind(pace=Pace(compute_s=(0.2, 0.8)), steps=150, calm_s=60.0)
+"""Long enough for several moves of workers between jobs."""
 BESIDE: Final = (
-    *(USUAL, AIMED, RELAY, ENDING, USUAL, GONE_BACK, BLACKOUT, CUT, SLOW_STORE, DEPARTURES),
-    *(USUAL, AIMED, EXILE, USUAL),
+    *(USUAL, AIMED, RELAY, ENDING, SHARED, GONE_BACK, BLACKOUT, CUT, SLOW_STORE, DEPARTURES),
+    *(SHARED, AIMED, EXILE, USUAL, SHARED),
 )
 """Kinds of plans with several jobs at once."""
 SHARING: Final = 0.7
@@ -235,9 +237,10 @@ def draw_beside(seed: int, *, sharded: bool = False) -> Cluster:
 
 
 def _range(rng: random.Random, takes: int) -> dict[str, Any]:
-    """The workers and the priority of a job that takes at least so many; 0: all."""
-    most = takes + rng.choice((0, 1, 2, 4))
-    return {"workers": takes and f"{takes}-{most}", "priority": rng.choice((0, 0, 0, 1, 5))}
+    """The workers and the priority of a job that takes at least so many; few take all (0)."""
+    least = takes or rng.choice((0, 1, 1, 2))
+    most = least + rng.choice((0, 1, 2, 4, 7))
+    return {"workers": least and f"{least}-{most}", "priority": rng.choice((0, 0, 0, 1, 5))}
 
 
 def _by_hand(cluster: Cluster, seed: int, steps: int) -> list[str]:

@@ -33,10 +33,24 @@ def test_what_the_coordinator_makes_fits_the_schema(check_output):
         uptime_s=1.5,
         version="0.1.0",
         now=2.0,
+        allotments={"a-1": {"least": 1, "most": 2, "priority": 0, "workers": 1, "why": ""}},
     )
     check_output(["status"], json.dumps(made))
     assert made["job"]["id"] == "a-1"
     assert command.status_lines(made)
+
+
+def test_jobs_that_share_workers_show_how_many_they_take_and_why_no_more(status):
+    allotment = {"least": 1, "most": 3, "priority": 0, "workers": 2, "why": ""}
+    job = {**status["job"], "world_size": 2}
+    for why, said in (
+        ("", "workers 2 of 1 to 3"),
+        ("shares evenly with a-2", " to 3: shares even"),
+    ):
+        status["jobs"] = [{**job, "allotment": {**allotment, "why": why}}]
+        assert said in command.status_lines(status)[1]
+    status["jobs"] = [{**job, "allotment": {**allotment, "most": 1}}]
+    assert " of " not in command.status_lines(status)[1]
 
 
 @pytest.mark.parametrize(

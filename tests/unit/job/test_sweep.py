@@ -122,3 +122,11 @@ def test_all_problems_are_told_at_once() -> None:
         read_sweep(3, source="S")
     with pytest.raises(JobSpecError, match="must be a table"):
         read_sweep({"sweep": 3}, source="S")
+
+
+def test_trials_may_take_a_range_of_workers() -> None:
+    base = {**BASE, "elastic": {"min_workers": 2}}
+    elastic = read(base=base, workers_per_trial="1-4").job_of("t", {}).elastic
+    assert (elastic.workers, elastic.min_workers) == ("1-4", 1)
+    assert 'or a range such as "2-6", not "4"' in problems(workers_per_trial="4")
+    assert "must begin with the least" in problems(workers_per_trial="4-1")

@@ -27,7 +27,7 @@ export function memoryCard(workers) {
   return h("section", { class: "card", "data-key": "memory", "aria-labelledby": "memory-title" },
     h("div", { class: "card-head" }, h("h2", { id: "memory-title" }, "Memory of the training by worker"), h("span", { class: "note" }, "wide: measured in a step, narrow: predicted by the strategy")),
     h("div", { class: "legend", "aria-hidden": "true" }, PARTS.map(([name, tint]) => h("span", { css: { "--tint": `var(--${tint})` } }, name))),
-    h("ul", { class: "split bars", "aria-label": "Memory by worker" }, known.map((one) => h("li", { "data-key": `memory-${one.name}` },
+    h("ul", { class: "split bars long", tabindex: "0", "aria-label": "Memory by worker" }, known.map((one) => h("li", { "data-key": `memory-${one.name}` },
       h("span", {}, one.name, h("span", { class: "unseen" }, `, measured: ${words(one, "measured")}; predicted: ${words(one, "predicted") || "nothing"}`)),
       h("span", { class: "pair", "aria-hidden": "true" }, bar(one, "measured"), bar(one, "predicted")),
       h("span", { class: "num soft" }, bytes(sum(one, "measured")))))),

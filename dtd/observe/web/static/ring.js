@@ -101,7 +101,7 @@ export function ring(status, figures, broken = null) {
 export const membersOf = (status) => (status?.workers ?? []).filter((one) => one.rank !== null).sort((a, b) => a.rank - b.rank);
 
 function linkTable(members, links) {
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Links of the ring" }, h("table", {},
+  return h("div", { class: "scroll long", tabindex: "0", role: "region", "aria-label": "Links of the ring" }, h("table", {},
     h("thead", {}, h("tr", {}, ["Rank", "From", "To", "Round trip", "Rate", "Coded"].map((one) => h("th", { scope: "col" }, one)))),
     h("tbody", {}, members.map((one, rank) => {
       const link = links.get(one.name);

@@ -17,7 +17,7 @@ export function split(figures) {
   const workers = [...figures?.workers ?? []].sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
   if (!workers.length) return h("p", { class: "empty" }, "No step was measured yet.");
   const slowest = Math.max(...workers.map((one) => one.step_s));
-  return [legend(), h("div", { class: "split", role: "list", "aria-label": "Time of a step, by worker" }, workers.map((one) => {
+  return [legend(), h("div", { class: "split long", tabindex: "0", role: "list", "aria-label": "Time of a step, by worker" }, workers.map((one) => {
     const times = PARTS.map(({ field, name, tint }) => [Math.max(0, one[field] ?? 0), name, tint]);
     const told = times.map(([value, name]) => `${name} ${span(value)}`).join(", ");
     return [

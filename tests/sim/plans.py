@@ -239,7 +239,7 @@ def draw_beside(seed: int, *, sharded: bool = False) -> Cluster:
 def _range(rng: random.Random, takes: int) -> dict[str, Any]:
     """The workers and the priority of a job that takes at least so many; few take all (0)."""
     least = takes or rng.choice((0, 1, 1, 2))
-    most = least + rng.choice((0, 1, 2, 4, 7))
+    most = min(least + rng.choice((0, 1, 2, 4)), shards.LARGEST_WORLD - 1)
     return {"workers": least and f"{least}-{most}", "priority": rng.choice((0, 0, 0, 1, 5))}
 
 

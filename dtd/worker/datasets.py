@@ -40,6 +40,8 @@ log = structlog.get_logger()
 
 PREFIX: Final = "data/"
 ASK_EVERY_S: Final = 1.0
+ASK_FIRST_EVERY_S: Final = 0.25
+"""While no worker is known to have the data: others may read theirs, which ends at any moment."""
 SILENCE_S: Final = 10.0
 SOURCES_AT_ONCE: Final = 8
 CHUNKS_AHEAD: Final = 3
@@ -529,7 +531,7 @@ class JobData:
                     log.info("data_source_lost", source=source.name, error=str(error))
             self.doing = f"data {name}: waiting for a worker that has {path}"
             self._progress()
-            time.sleep(ASK_EVERY_S)
+            time.sleep(ASK_FIRST_EVERY_S)
 
     def _fetch(self, name: str, draft: Draft) -> set[str]:
         manifest = draft.content.manifest

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from dtd.errors import DtdError
 from scripts import markdown
-from scripts.benchrun import allreduce, forecasts, memory, results, shares, steps
+from scripts.benchrun import allreduce, data, forecasts, memory, results, shares, steps
 from scripts.benchrun.results import Record
 from scripts.cluster.cluster import REPOSITORY
 from scripts.cluster.processes import exit_on_stop_signals
@@ -26,6 +26,7 @@ TABLES: Final[dict[str, Callable[[Sequence[Record]], str]]] = {
     **{kind: partial(steps.tables, kind) for kind in steps.COMPARISONS},
     memory.KIND: memory.memory_table,
     shares.KIND: shares.shares_tables,
+    data.KIND: data.data_table,
     forecasts.KIND: forecasts.tables,
 }
 
@@ -77,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
         commands, memory.KIND, memory.run, "memory of sharded state in a worker, beside the formula"
     )
     _command(commands, shares.KIND, shares.run, "rows divided by speed, with unequal workers")
+    one = _command(commands, data.KIND, data.run, "a job's data, from one host to two others")
+    one.add_argument("--mbit", type=int, default=1000, help="rate of each link; default: 1000")
+    one.add_argument("--mib", type=int, default=1907, help="size of the data; default: 1907")
     one = _command(
         commands, forecasts.KIND, forecasts.run, "a measured step beside the doctor's forecast"
     )

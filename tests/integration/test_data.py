@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -17,6 +18,7 @@ from tests.integration.conftest import PATIENCE_S, Daemons
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("unprepared")]
 
 ROOT = Path(__file__).resolve().parents[2]
+SMALL = 9
 ENV = "/usr/bin/env"
 JOB = """
 [job]
@@ -53,7 +55,7 @@ def home(daemons: Daemons, name: str) -> Path:
     return daemons.directory / f"{name}-home"
 
 
-def write(place: Path, seed: int, mib: int = 9) -> None:
+def write(place: Path, seed: int, mib: int = SMALL) -> None:
     """Data of several chunks: a large file, small ones and an empty one."""
     (place / "deep").mkdir(parents=True, exist_ok=True)
     draws = random.Random(seed)
@@ -118,3 +120,31 @@ def test_a_cache_without_room_is_named_with_the_bytes(daemons: Daemons) -> None:
     assert "data_cache_gib" in aside["message"]
     daemons.ask(m.CancelJob(job=job))
     daemons.wait(job)
+
+
+def has_begun(cache: Path) -> bool:
+    """Whether there is something of data that are larger than those of all other tests."""
+    with contextlib.suppress(FileNotFoundError):  # it becomes a complete copy at this moment
+        return any(one.stat().st_size > SMALL << 20 for one in cache.glob("*/content/deep/rows"))
+    return True
+
+
+def test_a_fetch_goes_on_after_both_sides_were_killed_in_the_middle(daemons: Daemons) -> None:
+    daemons.await_idle()
+    write(home(daemons, "worker-0") / "gone", seed=4, mib=40)
+    job = daemons.submit("data.numbers=/proc/self/cwd/gone", text=JOB)
+    cache, fetcher = daemons.cluster.state_dir("worker-1") / "data", daemons.child("worker-1")
+    while not has_begun(cache):
+        assert fetcher.exit_code() is None
+    fetcher.signal_group(signal.SIGSTOP)
+    for name in ("worker-0", "worker-1"):
+        daemons.child(name).signal_group(signal.SIGKILL)
+        daemons.child(name).wait(PATIENCE_S)
+    daemons.start_worker("worker-1")
+    daemons.await_event("worker_registered", "worker-1")
+    daemons.start_worker("worker-0")
+    answer = daemons.wait(job)
+    assert answer["state"] == "done", answer
+    original = (home(daemons, "worker-0") / "gone" / "deep" / "rows").read_bytes()
+    copies = [one.read_bytes() for one in cache.glob("*/content/deep/rows")]
+    assert original in copies

@@ -34,7 +34,8 @@ CONNECTED = frozenset(WorkerState) - {
 }
 TAKES_PART = (WorkerState.FORMING, WorkerState.RUNNING)
 SILENT_S = 10.0
-"""Silence after which a member must not be considered running: several heartbeat timeouts."""
+"""Silence after which a member must not be considered running, unless its generation advances:
+several heartbeat timeouts."""
 
 
 class Beliefs:
@@ -125,6 +126,7 @@ class Beliefs:
             absent = worker.state in CONNECTED and name not in connected
             require(not absent, "a worker counts as connected that is not", name, worker.state)
             heard_at = self._heard.get(name, now) if worker.state in TAKES_PART else now
+            heard_at = max(heard_at, cluster.run.advanced_at or heard_at)
             require(now - heard_at < SILENT_S, "a silent worker takes part", name)
         job = cluster.job
         if job is None:

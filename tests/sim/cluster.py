@@ -278,7 +278,7 @@ class Cluster:
 
     # --- running ---------------------------------------------------------------------------
 
-    def run(self, *, patience_s: float = 400.0) -> Self:
+    def run(self, *, patience_s: float = 1000.0) -> Self:
         """Run the simulation.
 
         Raises:

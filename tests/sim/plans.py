@@ -114,7 +114,7 @@ HOP_BYTES: Final = (0, 1, 2, 4, 8, 100)
 """With buckets of up to 320 bytes, all, some or none of them travel whole."""
 DAMAGED: Final = 0.25
 """Share of plans with damaged shards."""
-SHARED: Final = Kind(pace=Pace(compute_s=(0.2, 0.8)), steps=150, calm_s=60.0)
+SHARED: Final = Kind(pace=Pace(compute_s=(0.2, 0.8)), steps=100, calm_s=60.0)
 """Long enough for several moves of workers between jobs."""
 BESIDE: Final = (
     *(USUAL, AIMED, RELAY, ENDING, SHARED, GONE_BACK, BLACKOUT, CUT, SLOW_STORE, DEPARTURES),

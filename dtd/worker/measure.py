@@ -28,6 +28,7 @@ import structlog
 from dtd import __version__, diagnostics
 from dtd.address import Address
 from dtd.config import WorkerConfig
+from dtd.datasets.local import in_environment
 from dtd.diagnostics import Diagnostic
 from dtd.errors import CheckpointError, DtdError, RequestRefused
 from dtd.json_reader import read_json
@@ -217,6 +218,7 @@ async def _step_figures(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
+        env={**os.environ, **in_environment(message.spec.get("data", {}))},
     )
     try:
         async with asyncio.timeout(STEP_TIMEOUT_S):

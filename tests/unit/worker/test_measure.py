@@ -77,6 +77,13 @@ async def test_a_step_that_fails_says_why(config, probe_process, body, words):
     assert words in measured.reason
 
 
+async def test_a_step_is_measured_with_the_data_that_lie_at_their_paths(config, probe_process):
+    probe_process("import os\nprint(json.dumps({'error': os.environ['DTD_DATA'], 'remedy': 'y'}))")
+    asked = question("step", spec={"data": {"x": "/data/x"}})
+    measured = await answer(asked, config)
+    assert 'worker-0: {"x": "/data/x"}' in measured.reason
+
+
 async def test_beside_a_job_no_step_is_measured(config):
     measured = await answer(question("step"), config, idle=False)
     assert (measured.reason, measured.remedy) == (

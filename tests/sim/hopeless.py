@@ -16,7 +16,9 @@ def rightly_waits(machines: Machines, job: Job) -> bool:
     if machines.coordinator is None:
         return False
     said = machines.coordinator.membership.explanations().get(job.id, "")
-    servers, running = machines.surroundings.servers, set(machines.running())
+    servers, joined = machines.surroundings.servers, machines.surroundings.joined
+    whose = job.id if job.terms.by_hand else ""
+    running = {name for name in machines.running() if joined.get(name, "") == whose}
     unfit = (machines.datasets.keys() | machines.failing.keys()) & running - servers
     least = int(job.spec["elastic"]["min_workers"])
     if len(running - servers - unfit) < least:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,10 @@ from referencing import Registry, Resource
 
 settings.register_profile("dtd", deadline=None)
 settings.load_profile("dtd")
+
+# A shell starts what it runs in the background with SIGINT ignored, and children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _GROUPS = ("token", "tag", "models", "sweep")
 """Commands of which the second word is part of the name."""

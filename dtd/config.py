@@ -261,7 +261,8 @@ def add_flags(parser: argparse.ArgumentParser, settings: type, *names: str) -> N
         if get_origin(kind) is Literal:
             parser.add_argument(flag, choices=get_args(kind), help=text)
         else:
-            parser.add_argument(flag, metavar=METAVARS.get(kind, "TEXT"), help=text)
+            metavar = "GIB" if name.endswith("_gib") else METAVARS.get(kind, "TEXT")
+            parser.add_argument(flag, metavar=metavar, help=text)
 
 
 class _Origin(NamedTuple):

@@ -200,7 +200,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--task", help="built-in task or package.module:attribute (default: digits)")
     add("--num_workers", "--num-workers", type=int, default=2, metavar="N")
     add("--num_servers", "--num-servers", type=int, default=0, metavar="N", help=SERVERS_HELP)
-    add("--epochs", type=int, help="passes over the training data (default: 5)")
+    add(
+        "--epochs",
+        type=int,
+        help="passes over the training data (default: 5; scripts/quickstart: 20)",
+    )
     add("--batch_size", "--batch-size", type=int, help="global batch (default: 128)")
     add("--lr", type=float, help="learning rate (default: 0.1)")
     add("--device", default="cpu", help="cpu or cuda:N (default: cpu)")

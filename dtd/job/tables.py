@@ -236,7 +236,7 @@ class SyncTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticTable:
-    """The number of workers that the job takes, before which others, and how long it waits."""
+    """How many workers the job takes, its priority among jobs, and how long it waits."""
 
     min_workers: int = setting(
         1, "The job waits while fewer workers are ready.", minimum=1, maximum=1024

@@ -1,8 +1,8 @@
 """The data of a job on their way to its workers: which data they are, and which workers have them.
 
 A job file names paths.  The first worker that has something at such a path determines the digest of
-these data, which the job keeps: whoever has other data there is told so, and whoever has none
-fetches them from those that have all or some.
+these data, which the job keeps.  A worker with other data there is set aside, and one without any
+fetches them from workers that have all or some.
 
 Part of the membership machine.
 """

@@ -45,7 +45,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What the data are.
+    """The files of the data, and the hashes of their chunks.
 
     Attributes:
         single: whether they are one file, not a directory.

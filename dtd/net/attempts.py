@@ -69,7 +69,7 @@ class Attempts:
 
 
 class DataPort(Protocol):
-    """What messages say of a worker's data port."""
+    """The addresses of a worker's data port, as messages have them."""
 
     @property
     def host(self) -> str:

@@ -174,7 +174,9 @@ class WorkerConfig:
         " without a credential, a coordinator on this host.",
     )
     credential: Path | None = setting(
-        None, "Credential of this host; default: where `dtd-worker join` stores it."
+        None,
+        "Credential of this host; default: where `dtd-worker join` stores it, which obeys the"
+        " variable, too.",
     )
     name: str = field(
         metadata=rule(

@@ -70,6 +70,12 @@ class Token:
         Raises:
             UsageError: it is no token; the message does not repeat it.
         """
+        if not text.strip():
+            raise UsageError(
+                "the token is empty",
+                remedy="fill the file, Secret or variable that it is taken from with what"
+                " `dtdctl token create` prints",
+            )
         parts = text.strip().split("/") if len(text) <= LIMIT_CHARACTERS else []
         if len(parts) != 5:
             raise _no_token("it does not have the five parts of a token")

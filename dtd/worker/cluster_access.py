@@ -311,7 +311,12 @@ def run_join(arguments: Sequence[str]) -> int:
         "their names; default: cpu, cuda0 to cuda15, server, hand0 to hand15",
     )
     parser.add_argument(
-        "--credential", metavar="FILE", type=Path, help="where to store the credential"
+        "--credential",
+        metavar="FILE",
+        type=Path,
+        default=os.environ.get("DTD_CREDENTIAL") or None,
+        help="where to store the credential; default: DTD_CREDENTIAL, then as the worker looks for"
+        " it",
     )
     given = parser.parse_args(arguments)
     token = Token.parse(given.token)
@@ -320,7 +325,7 @@ def run_join(arguments: Sequence[str]) -> int:
             f"the token is for the role {token.role}",
             remedy=f"run `dtdctl join TOKEN`, or ask for a token of the role {WORKER}",
         )
-    path = given.credential or own_place()
+    path = (given.credential or own_place()).expanduser()
     name = given.name or host_name()
     instances = USUAL_INSTANCES if given.instances is None else split_names(given.instances)
     workers = worker_names(name, instances)

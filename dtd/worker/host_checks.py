@@ -20,6 +20,7 @@ from dtd.errors import ConfigError
 
 DRIVER_ANSWERS_WITHIN_S: Final = 60.0
 CPU: Final = "cpu"
+ROCM: Final = "rocm"
 ATEN_CPU_CAPABILITY: Final = "ATEN_CPU_CAPABILITY"
 """torch reads it once, when it first chooses a kernel."""
 _NO_DEVICE: Final = 100
@@ -40,23 +41,47 @@ class Driver(NamedTuple):
     devices: int
 
 
-def check_device(device: str, ask: Callable[[], Driver | None] | None = None) -> None:
+def check_device(
+    device: str, ask: Callable[[], Driver | None] | None = None, build: str | None = None
+) -> None:
     """Refuse a device that this host does not have.
 
     Args:
         device: "cpu" or "cuda:N".
         ask: asks the driver; None if there is none.
+        build: what torch is built for, as `torch_build` says it.
 
     Raises:
         ConfigError: no job could train on it.
     """
-    if device == CPU or _is_for_other_gpus():
+    if device == CPU:
         return
-    driver = (ask or ask_driver)()
-    number = int(device.partition(":")[2])
+    build = torch_build() if build is None else build
+    if build != ROCM:  # ROCm calls its devices cuda, too, and has another driver
+        found = _fault(device, build, ask or ask_driver)
+        if found is not None:
+            why, remedy = found
+            raise ConfigError(
+                f"--device {device} is not available: {why}",
+                remedy=f"{remedy}, or train on --device cpu",
+            )
+
+
+def _fault(device: str, build: str, ask: Callable[[], Driver | None]) -> tuple[str, str] | None:
+    """Why torch cannot train on the GPU, and the remedy; None if it can."""
+    if build == CPU:
+        return (
+            "the installed torch is built without CUDA",
+            "install a build with CUDA; in a container, use an image built with TORCH=cu132",
+        )
+    driver = ask()
     if driver is None:
-        why = "no CUDA driver is installed (libcuda.so.1)"
-    elif driver.code not in (0, _NO_DEVICE):
+        return (
+            "no CUDA driver is installed (libcuda.so.1)",
+            "install it; give a container the host's (docker run --gpus, a pod's nvidia.com/gpu)",
+        )
+    number = int(device.partition(":")[2])
+    if driver.code not in (0, _NO_DEVICE):
         why = f"the CUDA driver cannot be used (error {driver.code} of cuInit)"
     elif not driver.devices:
         why = "the CUDA driver sees no GPU"
@@ -64,11 +89,9 @@ def check_device(device: str, ask: Callable[[], Driver | None] | None = None) ->
         last = f"cuda:{driver.devices - 1}"
         why = f"the last one is {last}" if driver.devices > 1 else f"the only one is {last}"
     else:
-        return
-    raise ConfigError(
-        f"--device {device} is not available: {why}",
-        remedy="name a device that `nvidia-smi` lists, check that CUDA_VISIBLE_DEVICES does not "
-        "hide it, or train on --device cpu",
+        return None
+    return why, (
+        "name a device that `nvidia-smi` lists, check that CUDA_VISIBLE_DEVICES does not hide it"
     )
 
 
@@ -92,16 +115,19 @@ def ask_driver() -> Driver | None:
     return Driver(*map(int, numbers)) if answer.returncode == 0 and len(numbers) == 2 else None
 
 
-def _is_for_other_gpus() -> bool:
-    """Whether torch was built for ROCm, which calls its devices cuda, too."""
-    found = importlib.util.find_spec("torch")  # looks for it and does not import it
+def torch_build() -> str:
+    """What torch is built for, without importing it: cpu, cuda, rocm; empty if that is unknown."""
+    found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
-        return False
+        return ""
     try:
         text = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
     except OSError:
-        return False
-    return re.search(r"^hip\b.*=\s*['\"]", text, re.MULTILINE) is not None
+        return ""
+    told = dict(re.findall(r"^(cuda|hip)\b.*=\s*(None|['\"])", text, re.MULTILINE))
+    if told.get("hip", "None") != "None":
+        return ROCM
+    return CPU if told.get("cuda") == "None" else "cuda"
 
 
 _CPUINFO: Final = Path("/proc/cpuinfo")

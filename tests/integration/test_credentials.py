@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from dtd.config import load_worker_config
 from dtd.coordinator.store.backup import back_up, restore
 from dtd.errors import RequestRefused
 from dtd.net.blocking_link import BlockingLink
@@ -20,6 +22,7 @@ from dtd.security.authority import Authority
 from dtd.security.credential import Credential, write_credential
 from dtd.security.token import Token
 from dtd.wire import messages as m
+from dtd.worker.cluster_access import load_credential, run_join
 from tests.integration.beyond import Beyond, registering
 
 pytestmark = pytest.mark.integration
@@ -103,6 +106,19 @@ def test_the_first_token_is_used_up_by_its_first_use(coordinator: Coordinator) -
     coordinator.join("first", token=first)
     with pytest.raises(RequestRefused, match="is used up"):
         coordinator.join("second", token=first)
+
+
+def test_the_worker_finds_the_credential_where_joining_has_put_it(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = coordinator.directory / "elsewhere" / "credential"
+    path.parent.mkdir()
+    monkeypatch.setenv("DTD_CREDENTIAL", str(path))
+    assert run_join([coordinator.token().word(), "--name", "placed"]) == 0
+    config = load_worker_config({}, os.environ, hostname="placed")
+    credential, _ignored = load_credential(config, os.environ)
+    assert credential is not None
+    assert (credential.name, credential.path) == ("placed", path)
 
 
 def test_a_token_for_a_name_gives_no_other(coordinator: Coordinator) -> None:

@@ -34,6 +34,12 @@ def test_what_is_no_token_is_not_repeated(old: str, new: str, why: str) -> None:
     assert "ABCdef_-0123456789" not in str(caught.value)
 
 
+def test_an_empty_token_is_called_empty() -> None:
+    """As it is where a Secret or a file was not filled."""
+    with pytest.raises(UsageError, match=r"the token is empty.*token create` prints"):
+        Token.parse("\n")
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("90s", 90), ("30m", 1800), ("24h", 86400), ("7d", 604800), ("never", 0)],

@@ -18,6 +18,7 @@ from dtd.worker.host_checks import (
     check_device,
     check_sandbox,
     refuse_if_laxer,
+    torch_build,
 )
 
 
@@ -25,7 +26,7 @@ from dtd.worker.host_checks import (
     ("name", "driver"), [("cuda:0", Driver(0, 1)), ("cuda:7", Driver(0, 8)), ("cpu", None)]
 )
 def test_what_is_there_is_taken(name: str, driver: Driver | None) -> None:
-    check_device(name, lambda: driver)
+    check_device(name, lambda: driver, "cuda")
 
 
 @pytest.mark.parametrize(
@@ -41,8 +42,34 @@ def test_what_is_there_is_taken(name: str, driver: Driver | None) -> None:
 )
 def test_what_is_not_there_is_refused(name: str, driver: Driver | None, why: str) -> None:
     with pytest.raises(ConfigError, match=f"--device {name} is not available: .*{why}") as caught:
-        check_device(name, lambda: driver)
+        check_device(name, lambda: driver, "cuda")
     assert caught.value.exit_code == 78
+
+
+def test_a_container_without_the_hosts_driver_is_told_how_to_get_it() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_device("cuda:0", lambda: None, "cuda")
+    assert "docker run --gpus" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("cuda", "hip", "build"),
+    [("None", "None", "cpu"), ("'13.2'", "None", "cuda"), ("None", "'7.1'", "rocm")],
+)
+def test_a_torch_without_cuda_is_refused(cuda, hip, build, tmp_path, monkeypatch) -> None:
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").touch()
+    lines = f"cuda: Optional[str] = {cuda}\nhip: Optional[str] = {hip}\n"
+    (torch / "version.py").write_text(lines)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert torch_build() == build
+    if build == "cpu":
+        with pytest.raises(ConfigError, match="torch is built without CUDA"):
+            check_device("cuda:0", lambda: Driver(0, 1))
+    else:
+        check_device("cuda:0", lambda: Driver(0, 1))
 
 
 def test_the_worker_says_so_and_ends_without_importing_torch(tmp_path) -> None:

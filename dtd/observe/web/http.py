@@ -21,8 +21,9 @@ import json
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass
+from importlib.resources.abc import Traversable
 from typing import Any, Final
 
 from aiohttp import web
@@ -250,16 +251,25 @@ class ServedFile:
 
 @functools.cache
 def read_files() -> dict[str, ServedFile]:
-    """All files by name; blocking.
+    """All files by their path below `/static`; blocking.
 
     Raises:
         ModuleNotFoundError: the chart library is not installed.
     """
     own = importlib.resources.files("dtd.observe.web").joinpath("static")
     script = importlib.resources.files(_CHART_PACKAGE).joinpath(*_CHART_SCRIPT)
-    named = {one.name: one.read_bytes() for one in own.iterdir() if "." in one.name}
     made = {CHARTS: script.read_bytes(), **_step_parts()}
-    return {name: _served(plain, name) for name, plain in {**named, **made}.items()}
+    return {
+        path: _served(plain, path) for path, plain in {**dict(_read_below(own)), **made}.items()
+    }
+
+
+def _read_below(folder: Traversable, path: str = "") -> Iterator[tuple[str, bytes]]:
+    for one in folder.iterdir():
+        if one.is_dir():
+            yield from _read_below(one, f"{path}{one.name}/")
+        elif "." in one.name:
+            yield path + one.name, one.read_bytes()
 
 
 def _step_parts() -> dict[str, bytes]:

@@ -136,7 +136,7 @@ class Routes:
         logins: the sessions.
         live: live data.
         shared: answers for everybody.
-        files: the page's files by name.
+        files: the page's files by their path.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Routes:
     def add_to(self, app: web.Application) -> None:
         """Declare all URLs."""
         app.router.add_get("/", self._index)
-        app.router.add_get("/static/{name}", self._file)
+        app.router.add_get("/static/{path:.+}", self._file)
         app.router.add_post("/api/login", self._log_in)
         for path, answer in (
             ("/api/me", self._me),
@@ -185,7 +185,7 @@ class Routes:
         return await in_pieces(request, self._files[INDEX].answer(request))
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        found = self._files.get(request.match_info["name"])
+        found = self._files.get(request.match_info["path"])
         if found is None:
             return refused(404, "there is no such file")
         return await in_pieces(request, found.answer(request))

@@ -2,9 +2,9 @@
 
 import { Live, get, hasKey, logIn, logOut, onLoggedOut } from "./api.js";
 import { announce, h, render } from "./dom.js";
-import { forget } from "./plots.js";
+import { forget } from "./figures/plots.js";
 import { confirmed } from "./parts.js";
-import { PAGES, pageOf } from "./pages.js";
+import { PAGES, pageOf } from "./pages/pages.js";
 import { span } from "./words.js";
 
 const app = document.getElementById("app");

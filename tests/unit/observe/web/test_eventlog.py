@@ -18,7 +18,7 @@ globalThis.fetch = async (path) => {
   const events = Array.from({ length }, (_, at) => ({ seq: from + at }));
   return { ok: true, json: async () => ({ events, next: events.at(-1)?.seq ?? after }) };
 };
-const { events, hasOlder, readEvents, readOlder } = await import("./eventlog.js");
+const { events, hasOlder, readEvents, readOlder } = await import("./incidents/eventlog.js");
 const shown = () => [events()[0].seq, events().at(-1).seq, events().length, hasOlder()];
 """
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")

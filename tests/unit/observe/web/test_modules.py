@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import dtd.observe.web
 from dtd.event_names import INCIDENTS
 from dtd.observe.web.live import change
 
-STATIC = Path(dtd.observe.web.__file__).parent / "static"
 MODULES = """
-const { incidentsOf } = await import("./incidents.js");
+const { incidentsOf } = await import("./incidents/incidents.js");
 globalThis.localStorage = { getItem: () => "" };
 const { changed } = await import("./api.js");
-const { ownFirst } = await import("./traceback.js");
+const { ownFirst } = await import("./incidents/traceback.js");
 const { ERRORS, INFOS, level } = await import("./parts.js");
 """
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")

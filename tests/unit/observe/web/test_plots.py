@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import dtd.observe.web
-
-STATIC = Path(dtd.observe.web.__file__).parent / "static"
 MODULES = """
-const { best, known, smoothed, thinned, withGaps } = await import("./points.js");
-const { Curves } = await import("./curves.js");
+const { best, known, smoothed, thinned, withGaps } = await import("./figures/points.js");
+const { Curves } = await import("./figures/curves.js");
 const at = (step) => [step, step, 1, step, step, step];
 """
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")

@@ -1,10 +1,10 @@
 // All jobs in one table: the columns, the order and the filter are chosen; some are compared.
 
-import { get } from "./api.js";
+import { get } from "../api.js";
 import { MOST_COMPARED } from "./compare.js";
-import { h, render } from "./dom.js";
-import { dash, failed, jobLink, noJobs, state } from "./parts.js";
-import { clock, counted, number, rate, shown, span, trainers, whole } from "./words.js";
+import { h, render } from "../dom.js";
+import { dash, failed, jobLink, noJobs, state } from "../parts.js";
+import { clock, counted, number, rate, shown, span, trainers, whole } from "../words.js";
 
 const KEY = "dtd-runs";
 const EVERY_MS = 5000;

@@ -1,10 +1,10 @@
 // Events of the cluster: a time line and a list, problems first of all.
 
-import { h, render } from "./dom.js";
-import { events, hasOlder, newestEvent, readEvents, readOlder } from "./eventlog.js";
-import { chartCard, eventList, failed, level } from "./parts.js";
-import { colour, draw, plain } from "./plots.js";
-import { counted, kind } from "./words.js";
+import { h, render } from "../dom.js";
+import { events, hasOlder, newestEvent, readEvents, readOlder } from "../incidents/eventlog.js";
+import { chartCard, eventList, failed, level } from "../parts.js";
+import { colour, draw, plain } from "../figures/plots.js";
+import { counted, kind } from "../words.js";
 
 const MOST_LISTED = 300;
 const LEVELS = { problems: ["error", "warning"], errors: ["error"], all: ["error", "warning", "info"] };

@@ -1,11 +1,11 @@
 // The chart of curves that all pages share: one run or several, training and evaluation, by step, epoch
 // or time, smoothed, linear or logarithmic.  What is chosen stays in this browser.
 
-import { h, render } from "./dom.js";
-import { chartCard } from "./parts.js";
+import { h, render } from "../dom.js";
+import { chartCard } from "../parts.js";
 import { colour, draw, plain, redrawAll, transparent, zoomedTo } from "./plots.js";
 import { best, isSpread, known, newest, smoothed, withGaps } from "./points.js";
-import { number, rate } from "./words.js";
+import { number, rate } from "../words.js";
 
 const KEY = "dtd-charts";
 const MOST_HIDDEN = 200;

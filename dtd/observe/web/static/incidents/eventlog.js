@@ -1,6 +1,6 @@
 // The coordinator's events as far as this page has read them: one copy for all pages and charts.
 
-import { get } from "./api.js";
+import { get } from "../api.js";
 
 const PAGE = 500;
 const MOST = 20 * PAGE;

@@ -1,11 +1,11 @@
 // Sweeps: all of them, and one with its trials, what matters for the metric, and the best one.
 
-import { get } from "./api.js";
-import { h, render } from "./dom.js";
-import { chartCard, dash, empty, failed, jobLink, state, table, tile, tiles } from "./parts.js";
-import { axesOf, parallel } from "./parallel.js";
-import { colour, draw } from "./plots.js";
-import { clock, counted, number, shown, span, whole } from "./words.js";
+import { get } from "../api.js";
+import { h, render } from "../dom.js";
+import { chartCard, dash, empty, failed, jobLink, state, table, tile, tiles } from "../parts.js";
+import { axesOf, parallel } from "../figures/parallel.js";
+import { colour, draw } from "../figures/plots.js";
+import { clock, counted, number, shown, span, whole } from "../words.js";
 
 const EVERY_MS = 3000;
 const OPEN = ["chosen", "running", "pruning"];

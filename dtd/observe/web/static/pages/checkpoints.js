@@ -1,10 +1,10 @@
 // All checkpoints of all jobs, and which workers hold them.
 
-import { get } from "./api.js";
-import { h, render } from "./dom.js";
+import { get } from "../api.js";
+import { h, render } from "../dom.js";
 import { checkpointTable } from "./job.js";
-import { failed } from "./parts.js";
-import { counted } from "./words.js";
+import { failed } from "../parts.js";
+import { counted } from "../words.js";
 
 const EVERY_MS = 5000;
 

@@ -1,6 +1,6 @@
 // Curves by the chart library, in the page's colours; the library is loaded when the first is drawn.
 
-import { h, render } from "./dom.js";
+import { h, render } from "../dom.js";
 
 let loading = null;
 

@@ -1,9 +1,9 @@
 // Incidents: what befell a job, and how it recovered, from the coordinator's events.
 
-import { h } from "./dom.js";
+import { h } from "../dom.js";
 import { events, readEventsOf } from "./eventlog.js";
-import { level } from "./parts.js";
-import { clock, counted, kind, seconds } from "./words.js";
+import { level } from "../parts.js";
+import { clock, counted, kind, seconds } from "../words.js";
 
 const BEGINS = ["worker_signalled", "ring_broken", "worker_lost", "replicas_diverged", "generation_ending"];
 const ENDS = ["job_done", "job_failed", "job_cancelled"];

@@ -1,12 +1,12 @@
 // Several jobs side by side: curves on top of each other, results, differences.
 
-import { get } from "./api.js";
-import { chartChoices, drawFigures, figureCards } from "./chart.js";
-import { Curves } from "./curves.js";
-import { h, render } from "./dom.js";
-import { incidentMarks } from "./incidents.js";
-import { failed, jobLink, state, table } from "./parts.js";
-import { number, rate, shown, span, trainers, whole } from "./words.js";
+import { get } from "../api.js";
+import { chartChoices, drawFigures, figureCards } from "../figures/chart.js";
+import { Curves } from "../figures/curves.js";
+import { h, render } from "../dom.js";
+import { incidentMarks } from "../incidents/incidents.js";
+import { failed, jobLink, state, table } from "../parts.js";
+import { number, rate, shown, span, trainers, whole } from "../words.js";
 
 export const MOST_COMPARED = 8;
 const EVERY_MS = 5000;

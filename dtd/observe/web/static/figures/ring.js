@@ -1,8 +1,8 @@
 // The ring: members in order of rank, the link of each to the next, and where the ring broke last.
 
-import { h, s } from "./dom.js";
-import { tone } from "./parts.js";
-import { bandwidth, bytes, seconds, span } from "./words.js";
+import { h, s } from "../dom.js";
+import { tone } from "../parts.js";
+import { bandwidth, bytes, seconds, span } from "../words.js";
 
 const MOST_DRAWN = 32;
 const WITH_LINKS = 8; // so many links have room for their figures

@@ -1,9 +1,9 @@
 // What a job's own code printed: searched by the coordinator, and followed while the job runs.
 
-import { get } from "./api.js";
-import { h, render } from "./dom.js";
-import { failed } from "./parts.js";
-import { clock, counted } from "./words.js";
+import { get } from "../api.js";
+import { h, render } from "../dom.js";
+import { failed } from "../parts.js";
+import { clock, counted } from "../words.js";
 
 const EVERY_MS = 2000;
 const MOST = 3000;

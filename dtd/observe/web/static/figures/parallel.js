@@ -2,8 +2,8 @@
 //
 // The chart library draws these by code that it makes at run time, which the page's policy forbids.
 
-import { h, s } from "./dom.js";
-import { NOTHING, number, shown } from "./words.js";
+import { h, s } from "../dom.js";
+import { NOTHING, number, shown } from "../words.js";
 
 const [HEIGHT, TOP, BOTTOM, SIDE, LEAST_GAP] = [360, 52, 22, 74, 112];
 const LEAST_DRAG = 0.02;

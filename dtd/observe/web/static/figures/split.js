@@ -1,10 +1,10 @@
 // Where the time of a step goes: of each worker now, and of rank 0 by step.
 
-import { h } from "./dom.js";
-import { chartCard } from "./parts.js";
+import { h } from "../dom.js";
+import { chartCard } from "../parts.js";
 import { known, newest } from "./points.js";
-import { STEP_PARTS } from "./step_parts.js";
-import { span } from "./words.js";
+import { STEP_PARTS } from "../step_parts.js";
+import { span } from "../words.js";
 
 const OTHER = { field: "", name: "other", tint: "part-other" };
 const PARTS = [...STEP_PARTS.map((one) => ({ ...one, tint: `part-${one.key}` }))];

@@ -1,9 +1,9 @@
 // The registry: versions of models, where they come from, who holds them, and their aliases.
 
-import { get } from "./api.js";
-import { h, render } from "./dom.js";
-import { empty, failed, jobLink, table } from "./parts.js";
-import { bytes, clock, counted, number, whole } from "./words.js";
+import { get } from "../api.js";
+import { h, render } from "../dom.js";
+import { empty, failed, jobLink, table } from "../parts.js";
+import { bytes, clock, counted, number, whole } from "../words.js";
 
 const EVERY_MS = 4000;
 

@@ -1,17 +1,17 @@
 // The cluster as it is: the job, its curves, the ring, the workers, what happened last.
 
-import { get } from "./api.js";
-import { chartChoices, drawFigures, figureCards } from "./chart.js";
-import { Curves } from "./curves.js";
-import { announce, h, render } from "./dom.js";
-import { alert, dash, empty, eventList, jobLink, noJobs, state, table, tile, tiles } from "./parts.js";
-import { forget } from "./plots.js";
-import { events, readEvents } from "./eventlog.js";
-import { faultStrip, faultsOf, incidentCard, incidentMarks } from "./incidents.js";
-import { BreakShown } from "./breaks.js";
-import { membersOf, ring } from "./ring.js";
-import { split } from "./split.js";
-import { ago, bytes, counted, number, rate, span, trainers, whole } from "./words.js";
+import { get } from "../api.js";
+import { chartChoices, drawFigures, figureCards } from "../figures/chart.js";
+import { Curves } from "../figures/curves.js";
+import { announce, h, render } from "../dom.js";
+import { alert, dash, empty, eventList, jobLink, noJobs, state, table, tile, tiles } from "../parts.js";
+import { forget } from "../figures/plots.js";
+import { events, readEvents } from "../incidents/eventlog.js";
+import { faultStrip, faultsOf, incidentCard, incidentMarks } from "../incidents/incidents.js";
+import { BreakShown } from "../incidents/breaks.js";
+import { membersOf, ring } from "../figures/ring.js";
+import { split } from "../figures/split.js";
+import { ago, bytes, counted, number, rate, span, trainers, whole } from "../words.js";
 
 const CURVES_EVERY_MS = 3000;
 const LATEST = 10;

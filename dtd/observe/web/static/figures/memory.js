@@ -1,8 +1,8 @@
 // Where the memory of each worker goes: what was measured in a step, and what the strategy predicts.
 
-import { h } from "./dom.js";
-import { table } from "./parts.js";
-import { bytes } from "./words.js";
+import { h } from "../dom.js";
+import { table } from "../parts.js";
+import { bytes } from "../words.js";
 
 const PARTS = [
   ["parameters", "series-1"],

@@ -1,18 +1,18 @@
 // One job: its curves, where its time went, its workers and links, what happened, what it left.
 
-import { get, save } from "./api.js";
-import { announce, h, render } from "./dom.js";
-import { chartChoices, drawCurves, drawFigures, figureCards } from "./chart.js";
-import { Curves } from "./curves.js";
-import { events, newestEvent, readEvents } from "./eventlog.js";
-import { faultStrip, faultsOf, incidentCard, incidentMarks } from "./incidents.js";
-import { chartCard, command, empty, eventList, failed, state, table, tile, tiles } from "./parts.js";
-import { known, newest } from "./points.js";
-import { memoryCard } from "./memory.js";
-import { splitCard, splitChart } from "./split.js";
+import { get, save } from "../api.js";
+import { announce, h, render } from "../dom.js";
+import { chartChoices, drawCurves, drawFigures, figureCards } from "../figures/chart.js";
+import { Curves } from "../figures/curves.js";
+import { events, newestEvent, readEvents } from "../incidents/eventlog.js";
+import { faultStrip, faultsOf, incidentCard, incidentMarks } from "../incidents/incidents.js";
+import { chartCard, command, empty, eventList, failed, state, table, tile, tiles } from "../parts.js";
+import { known, newest } from "../figures/points.js";
+import { memoryCard } from "../figures/memory.js";
+import { splitCard, splitChart } from "../figures/split.js";
 import { jobCard } from "./overview.js";
-import { ownFirst } from "./traceback.js";
-import { bandwidth, bytes, clock, counted, kind, number, rate, shown, span, trainers, whole } from "./words.js";
+import { ownFirst } from "../incidents/traceback.js";
+import { bandwidth, bytes, clock, counted, kind, number, rate, shown, span, trainers, whole } from "../words.js";
 
 const EVERY_MS = 4000;
 const WORKERS_EVERY = 3; // looks

@@ -25,6 +25,7 @@ from dtd.train.record import (
     InitFrom,
     MemoryRecord,
     Outcome,
+    Reporter,
     StepRecord,
 )
 from dtd.train.run import JobSessionRunner
@@ -69,7 +70,7 @@ class Regression:
 
 
 @dataclass
-class Recorder:
+class Recorder(Reporter):
     """Reporter and requests of one rank."""
 
     steps: list[StepRecord] = field(default_factory=list)

@@ -9,20 +9,17 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from dtd.engine.control_word import Flags
-from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError, LoopLeft
 from dtd.exchange.in_process import InProcessRing
 from dtd.job import from_mapping
 from dtd.own_loop.task import LoopTask, UserLoop
 from dtd.own_loop.turns import Turns
-from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, StepRecord
+from dtd.train.record import EvalRecord, Reporter
 from dtd.train.run import JobSessionRunner
 
 DIRECTORY: Final = Path(".dtd")
@@ -105,41 +102,14 @@ class Alone:
                 say(f"{self._name} is saved after step {held.step}: start it again to go on")
 
 
-class _Console:
+class _Console(Reporter):
     """Reports only what a user has to know."""
 
-    def flags(self) -> Flags:
-        """Implement `Reporter`: nobody asks for anything."""
-        return Flags()
-
-    def progress(self) -> None:
-        """Implement `Reporter`."""
-
-    def begins(self, kind: str, shape: Hashable = None) -> None:
-        """Implement `Reporter`."""
-
-    def step_committed(self, record: StepRecord) -> None:
-        """Implement `Reporter`."""
-
     def evaluated(self, record: EvalRecord) -> None:
-        """Implement `Reporter`."""
         figures = ", ".join(f"{name} {value:.4g}" for name, value in record.metrics.items())
         say(f"evaluation after step {record.step}: {figures}")
 
-    def logged(self, step: int, figures: Mapping[str, float]) -> None:
-        """Implement `Reporter`: the loop prints what it wants to be seen."""
-
-    def agreed(self, key: StateKey, digest: bytes) -> None:
-        """Implement `Reporter`."""
-
-    def checkpoint_saved(self, record: CheckpointRecord) -> None:
-        """Implement `Reporter`."""
-
-    def memory_measured(self, record: MemoryRecord) -> None:
-        """Implement `Reporter`."""
-
     def warning(self, event: str, message: str) -> None:
-        """Implement `Reporter`."""
         say(message)
 
 

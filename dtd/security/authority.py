@@ -229,7 +229,7 @@ class Authority:
         self, key: ec.EllipticCurvePublicKey, request: Enrolment, credential: str = ""
     ) -> x509.Certificate:
         """A certificate that is in no book, as the coordinator's own is; arguments as `issue`."""
-        serial = certificates.new_serial()
+        serial = x509.random_serial_number()
         uris = [identity.identity_uri(self.cluster, request.role, request.name)]
         uris += [identity.registers_uri(self.cluster, worker) for worker in request.workers]
         if request.role != identity.COORDINATOR:

@@ -101,11 +101,6 @@ def _credential_of(certificate: x509.Certificate) -> str:
     return f"{certificate.serial_number:x}"
 
 
-def new_serial() -> int:
-    """A serial number that no other certificate has."""
-    return x509.random_serial_number()
-
-
 def key_sha256(key: ec.EllipticCurvePublicKey) -> str:
     """Return the hash that identifies a public key."""
     der = key.public_bytes(
@@ -153,7 +148,7 @@ def authority_certificate(
     name = _subject(f"dtd cluster {cluster}")
     return (
         _builder(now, AUTHORITY_LIFE_DAYS, dt.datetime.max.replace(tzinfo=dt.UTC))
-        .serial_number(new_serial())
+        .serial_number(x509.random_serial_number())
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())

@@ -233,7 +233,6 @@ class Loop:
     def _evaluate(self) -> None:
         session, ring, evaluator = self._session, self._ring, self._session.data.evaluator
         assert evaluator is not None
-        begun_s = time.perf_counter()
         replica = session.replica
         unchanged = replica.own.unchanged("the evaluation")
         with unchanged, _kept_buffers(session), replica.evaluated_weights():
@@ -254,7 +253,6 @@ class Loop:
                 epoch=session.plan.position(replica.step - 1).epoch,
                 metrics=dict(session.metrics),
                 rows=evaluator.rows,
-                eval_s=time.perf_counter() - begun_s,
             )
         )
         session.callbacks.tell("on_evaluation", session.metrics)

@@ -46,7 +46,7 @@ from dtd.strategy.coded_buckets import Uncoded, exchange_order
 from dtd.train.callbacks import Callbacks
 from dtd.train.coding import measure_coding
 from dtd.train.memory import available_memory, memory_parts, saved_for_backward
-from dtd.train.record import StepRecord
+from dtd.train.record import Reporter, StepRecord
 from dtd.train.session import JobSession, build_session, parts_of
 from dtd.train.step import commit, contribute
 from dtd.train.task import load_task
@@ -115,16 +115,6 @@ class _EveryUpdate:
         if name == "updates":
             raise AttributeError(name)
         return getattr(self._task, name)
-
-
-class _Silent:
-    """The reporter of a job that is not run: nobody listens, and nothing is asked."""
-
-    def flags(self) -> Flags:
-        return Flags()
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_reported: None
 
 
 def measure(
@@ -222,14 +212,13 @@ def _plain(spec: Mapping[str, Any], parsed: job.JobSpec) -> job.JobSpec | None:
 @contextlib.contextmanager
 def _session(spec: job.JobSpec, device: str) -> Iterator[JobSession]:
     """The job, built here."""
-    silent: Any = _Silent()
     with tempfile.TemporaryDirectory() as directory:
         session = build_session(
             spec=spec,
             folder=JobFolder(Path(directory), "measure"),
             task=load_task(spec.job.task, spec.task),
             device=torch.device(device),
-            reporter=silent,
+            reporter=Reporter(),
         )
         session.callbacks = Callbacks(None, session.replica, lambda _step: 0)
         session.task = _EveryUpdate(session.task)

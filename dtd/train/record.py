@@ -1,7 +1,7 @@
 """The records, reports and requests between training and the rest of the worker.
 
-Plain values and two Protocols, without torch: the worker's event loop, its wire messages and tests
-use them in processes that never import it.
+Plain values and what receives them, without torch: the worker's event loop, its wire messages and
+tests use them in processes that never import it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from dtd.checkpoint.format import JobFolder
 from dtd.engine.control_word import Flags
@@ -126,7 +126,6 @@ class EvalRecord:
     epoch: int
     metrics: Mapping[str, float]
     rows: int
-    eval_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,48 +294,42 @@ class InitFrom:
         return JobFolder(directory, self.job_id, self.identity)
 
 
-class Reporter(Protocol):
-    """Receives progress and events from the training thread, and has requests to it; is quick."""
+class Reporter:
+    """Receives progress and events from the training thread, and has requests to it; is quick.
+
+    Its methods do nothing, so that an implementation has only those that it needs.
+    """
 
     def flags(self) -> Flags:
         """Return the current requests to this rank, such as to stop or to leave."""
-        ...
+        return Flags()
 
     def progress(self) -> None:
         """The thread has advanced: a micro-batch, an evaluation batch, an update, part of a file.
 
         Called often.  A thread that neither waits for the ring nor calls this is watched closely.
         """
-        ...
 
     def begins(self, kind: str, shape: Hashable = None) -> None:
         """Work of a kind begins, on a batch of some shape: the first time may take longer."""
-        ...
 
     def step_committed(self, record: StepRecord) -> None:
         """A step is committed."""
-        ...
 
     def evaluated(self, record: EvalRecord) -> None:
         """An evaluation is complete."""
-        ...
 
     def logged(self, step: int, figures: Mapping[str, float]) -> None:
         """Figures that the user's loop gives for a step that is about to be reported."""
-        ...
 
     def agreed(self, key: StateKey, digest: bytes) -> None:
         """All ranks hold this state, which is to be saved."""
-        ...
 
     def checkpoint_saved(self, record: CheckpointRecord) -> None:
         """A checkpoint was published here."""
-        ...
 
     def memory_measured(self, record: MemoryRecord) -> None:
         """Memory was measured, or has changed since."""
-        ...
 
     def warning(self, event: str, message: str) -> None:
         """Report a problem that an operator should know about but that did not stop the job."""
-        ...

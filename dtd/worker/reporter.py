@@ -26,7 +26,14 @@ from dtd.cluster.progress import ProgressWatch
 from dtd.engine.control_word import Flags
 from dtd.engine.step_protocol import StateKey
 from dtd.shown import cut
-from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, Outcome, StepRecord
+from dtd.train.record import (
+    CheckpointRecord,
+    EvalRecord,
+    MemoryRecord,
+    Outcome,
+    Reporter,
+    StepRecord,
+)
 from dtd.wire import messages as m
 from dtd.wire.step_rows import MAX_STEP_ROWS, StepRow, pack_step_rows
 
@@ -88,7 +95,7 @@ OWN_TIMES: Final = ("data_s", "compute_s", "optimizer_s")
 """Times of a step that a worker spends itself; the rest is waiting for others."""
 
 
-class JobReporter:
+class JobReporter(Reporter):
     """Reporter and requests of one job.
 
     Args:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 
 from dtd.address import Address, Endpoint, SocketPath
 from dtd.errors import CoordinatorUnreachable, RequestRefused
@@ -201,7 +202,7 @@ def living(authority: Authority, key: Any, role: str, name: str, start: dt.datet
         key,
         uris=[identity.identity_uri(authority.cluster, role, name)],
         role=role,
-        serial=certificates.new_serial(),
+        serial=x509.random_serial_number(),
         now=start,
         life_days=days,
     )

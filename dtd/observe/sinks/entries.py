@@ -83,12 +83,7 @@ WANDB: Final = "wandb"
 """Directories within the state directory; the second name is W&B's own."""
 
 
-def wandb_run_id(job: str, identity: str) -> str:
-    """A job's run in W&B, the same whenever the coordinator starts again."""
-    return folder_of(job, identity)
-
-
 def curves_of(state_dir: Path, job: str, identity: str) -> list[Path]:
     """Return the directories to delete with a job."""
-    runs = (state_dir / WANDB).glob(f"offline-run-*-{wandb_run_id(job, identity)}")
+    runs = (state_dir / WANDB).glob(f"offline-run-*-{folder_of(job, identity)}")
     return [state_dir / TENSORBOARD / job, *runs]

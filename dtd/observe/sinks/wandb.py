@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.observe.sinks.entries import WANDB, Began, Ended, Figures, wandb_run_id
+from dtd.job.terms import folder_of
+from dtd.observe.sinks.entries import WANDB, Began, Ended, Figures
 
 MAX_RUNS: Final = 256
 """Most runs on disk; the oldest make room."""
@@ -69,7 +70,7 @@ class WandbSink:
         tags = {name.removeprefix("dtd."): value for name, value in entry.tags.items()}
         self._runs[entry.job] = self._library.init(
             project=self._project,
-            id=wandb_run_id(entry.job, entry.identity),
+            id=folder_of(entry.job, entry.identity),
             name=entry.job,
             dir=str(self._directory),
             config={**entry.settings, **{f"dtd.{name}": value for name, value in tags.items()}},

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from dtd.address import Address
 from dtd.security import certificates, identity
@@ -61,7 +62,7 @@ class Host:
                 identity.credential_uri(cluster, credential or self.credential.id),
             ],
             role=role,
-            serial=certificates.new_serial(),
+            serial=x509.random_serial_number(),
             now=dt.datetime.now(dt.UTC) - days_ago * DAY,
             life_days=30,
         )

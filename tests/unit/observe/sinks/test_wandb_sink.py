@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from dtd.observe.sinks.entries import Began, Ended, Figures, wandb_run_id
+from dtd.job.terms import folder_of
+from dtd.observe.sinks.entries import Began, Ended, Figures
 from dtd.observe.sinks.wandb import WandbSink, make
 
 pytestmark = pytest.mark.skipif(find_spec("wandb") is None, reason="needs the package wandb")
@@ -74,7 +75,7 @@ class Run:
 
     def __init__(self, state_dir: Path, job: str) -> None:
         files = sorted(
-            (state_dir / "wandb").glob(f"offline-run-*/run-{wandb_run_id(job, 'abc')}.wandb")
+            (state_dir / "wandb").glob(f"offline-run-*/run-{folder_of(job, 'abc')}.wandb")
         )
         self.files = len(files)
         self.history: list[dict[str, Any]] = []
@@ -132,7 +133,7 @@ def test_jobs_are_runs_with_their_figures(sink, state_dir) -> None:
     sink.end(ended("j-2", "failed"))
     first, second = finished(state_dir, "j-1"), finished(state_dir, "j-2")
     assert (first.run.project, first.run.display_name) == ("trials", "j-1")
-    assert first.run.run_id == wandb_run_id("j-1", "abc")
+    assert first.run.run_id == folder_of("j-1", "abc")
     assert (first.config["optimizer.lr"], first.config["dtd.task"]) == ("0.1", "digits")
     assert [(one["_step"], one["loss"]) for one in first.history] == [(1, 0.5), (2, 0.25)]
     assert first.history[1]["accuracy"] == 0.75
@@ -152,7 +153,7 @@ def test_jobs_are_runs_with_their_figures(sink, state_dir) -> None:
     told = listed.stdout + listed.stderr
     assert "Would sync 2 run(s)" in told
     for job in ("j-1", "j-2"):
-        assert f"run-{wandb_run_id(job, 'abc')}.wandb" in told
+        assert f"run-{folder_of(job, 'abc')}.wandb" in told
 
 
 def test_a_coordinator_that_starts_again_continues_the_run(sink, state_dir, monkeypatch) -> None:
@@ -166,7 +167,7 @@ def test_a_coordinator_that_starts_again_continues_the_run(sink, state_dir, monk
     again.figures("j-3", [figures("j-3", 2, loss=0.25)])
     again.end(ended("j-3", "done"))
     newest = finished(state_dir, "j-3")
-    assert newest.run.run_id == wandb_run_id("j-3", "abc")
+    assert newest.run.run_id == folder_of("j-3", "abc")
     assert newest.history[-1]["_step"] == 2
     made = {one.name for one in (state_dir / "wandb").iterdir()} - known
     assert made or newest.files == 1

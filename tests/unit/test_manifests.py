@@ -144,7 +144,8 @@ def test_the_chart_has_the_version_of_dtd() -> None:
 
 
 @needs("ansible-playbook")
-def test_ansible_can_read_the_playbook() -> None:
+def test_ansible_can_read_the_playbook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANSIBLE_HOME", str(tmp_path))
     ansible = DEPLOY / "ansible"
     run("ansible-playbook", "--syntax-check", "-i", ansible / "inventory.ini", ansible / "site.yml")
 

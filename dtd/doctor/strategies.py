@@ -18,17 +18,8 @@ from typing import Any, Final, NamedTuple
 
 from dtd import figures
 from dtd.doctor.checks import Finding
-from dtd.doctor.forecast import (
-    Coded,
-    Coder,
-    Compute,
-    Exchange,
-    Exchanged,
-    Forecast,
-    LinkSpeed,
-    Star,
-    forecast,
-)
+from dtd.doctor.forecast import Compute, Exchanged, Forecast, LinkSpeed, forecast
+from dtd.doctor.transfer import Coded, Coder, Exchange, Star
 from dtd.exchange.schedule.coding_choice import Mode
 from dtd.job import JobSpec
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtd.doctor.forecast import Coded, Coder, Compute, Exchanged, LinkSpeed, forecast
+from dtd.doctor.forecast import Compute, Exchanged, LinkSpeed, forecast
 from dtd.doctor.larger import Repeated
 from dtd.doctor.strategies import forecast_of, forecasts
+from dtd.doctor.transfer import Coded, Coder
 from dtd.job import parse_job
 
 JOB = '[job]\nname = "a"\ntask = "digits"\nsteps = 3\nglobal_batch_size = 8\n'

@@ -7,18 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from dtd.doctor.forecast import (
-    Coded,
-    Coder,
-    Compute,
-    Exchange,
-    Exchanged,
-    LinkSpeed,
-    Ring,
-    Star,
-    estimate_transfer,
-    forecast,
-)
+from dtd.doctor.forecast import Compute, Exchanged, LinkSpeed, forecast
+from dtd.doctor.transfer import Coded, Coder, Exchange, Ring, Star, estimate_transfer
 
 MIB = 1 << 20
 

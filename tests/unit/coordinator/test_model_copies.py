@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtd.coordinator.models import Copies
+from dtd.coordinator.model_copies import Copies
 from dtd.engine.shards import WHOLE
 
 

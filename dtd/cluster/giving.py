@@ -1,12 +1,12 @@
-"""Which workers can be given to a job, and which a job can give away.
+"""Which workers can be given to a job, which a job can give away, and whether a job may begin.
 
-Each function looks at one job's cluster, and perhaps at the idle workers of the home cluster.  How
-many a job gets is decided in `dtd.cluster.allocation`, and carried out by `dtd.cluster.pools`.
-Pure.
+How many workers a job gets is decided in `dtd.cluster.allocation`; all of it is carried out by
+`dtd.cluster.pools`.  Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from dtd.cluster import instructions, roster, waiting
@@ -14,6 +14,11 @@ from dtd.cluster.records import Job, Worker
 from dtd.cluster.roster import natural_key
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import GOES_ON, GenerationState, JobState, WorkerState
+from dtd.shown import counted
+from dtd.wire import messages as m
+
+MOST_POOLS: Final = 32
+"""Most jobs that run at the same time."""
 
 _TRAINS: Final = frozenset({WorkerState.RUNNING, WorkerState.FINISHED})
 _JOINS: Final = frozenset({WorkerState.WARMING, WorkerState.READY})
@@ -113,3 +118,84 @@ def surplus(pool: ClusterState) -> list[Worker]:
         return []
     ready = (one for one in pool.workers.values() if one.state is WorkerState.READY)
     return [one for one in ready if not one.serves]
+
+
+# --- several jobs: which of them takes a worker, and which may begin ---------------------------
+
+
+def given(pools: Sequence[ClusterState]) -> list[ClusterState]:
+    """The pools that are given idle workers."""
+    return [pool for pool in pools if pool.job is None or not pool.job.terms.by_hand]
+
+
+def on_their_way(pools: Sequence[ClusterState]) -> list[Worker]:
+    """The workers that leave a job for another one, or have left and not registered again."""
+    workers = (one for pool in pools for one in pool.workers.values())
+    return [
+        one for one in workers if one.moving_since is not None and one.state is not WorkerState.LOST
+    ]
+
+
+def room(pools: Sequence[ClusterState]) -> int:
+    """How many more jobs may run at the same time."""
+    return MOST_POOLS - len(pools)
+
+
+def place_of(message: m.Register, pools: Sequence[ClusterState]) -> ClusterState | None:
+    """The pool in which a worker registers; None: at home, from where it is given to a job.
+
+    A worker with a state of a job goes to that job, and so does a new process of a member whose
+    generation is not known to have stopped: the job has to hear of it.  A process that was started
+    by hand goes to its job alone.
+    """
+    for pool in pools:
+        job = pool.job
+        if job is None or (message.joined != job.id if message.joined else job.terms.by_hand):
+            continue
+        if message.joined:
+            return pool
+        returns = message.generation > 0 and message.job == job.id
+        if returns or (message.name in job.roster and not job.fenced):
+            return pool
+        if message.generation == 0 and _waits_for(pool, job, message.name):
+            return pool
+    return None
+
+
+def _waits_for(pool: ClusterState, job: Job, name: str) -> bool:
+    """Whether the job waits for this worker, as it may have a newer state on its disk."""
+    waits = pool.run.phase is GenerationState.NONE and pool.run.decision is None
+    return waits and job.state in GOES_ON and name in waiting.absent_holders(pool, job)
+
+
+def may_begin(job: Job, home: ClusterState, pools: Sequence[ClusterState]) -> bool:
+    """Whether the first job of the queue may begin in a pool of its own now."""
+    if not job.terms.least or home.job is not None or room(pools) <= 0:
+        return False
+    if not given(pools):
+        return True
+    served = not job.terms.has_servers or bool(idle(home, serves=True))
+    return served and len(idle(home)) >= job.terms.least
+
+
+def why_not_begun(home: ClusterState, pools: Sequence[ClusterState]) -> str:
+    """Why the first job of the queue has not begun, in words; empty if none is queued."""
+    if not home.queue:
+        return ""
+    job, active = home.queue[0], [home.job] if home.job is not None else []
+    active += [pool.job for pool in given(pools) if pool.job is not None]
+    before = ", ".join(one.id for one in active)
+    if not job.terms.least:
+        return f"{job.id} takes all workers: it begins after {before}"
+    if home.job is not None:
+        return f"{job.id} begins after {before}, which takes all workers"
+    if room(pools) <= 0:
+        return f"{job.id} waits: {len(pools)} jobs run already"
+    takes = counted(job.terms.least, "worker")
+    if job.terms.most > job.terms.least:
+        takes += f" or more, up to {job.terms.most}"
+    if job.terms.has_servers:
+        takes += " and a parameter server"
+    moving = [one.name for one in on_their_way(pools)]
+    comes = f"; {', '.join(moving)} to leave another job" if moving else ""
+    return f"{job.id} takes {takes}; {len(idle(home))} idle{comes}; before it: {before}"

@@ -27,7 +27,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from dtd.cluster import admission, allocation, jobs, machine, waiting
+from dtd.cluster import admission, allocation, jobs, machine
 from dtd.cluster.allocation import Claim
 from dtd.cluster.events import (
     CancelRequested,
@@ -48,23 +48,28 @@ from dtd.cluster.events import (
 )
 from dtd.cluster.giving import (
     fits,
+    given,
     has,
     idle,
     is_short,
+    may_begin,
     may_leave,
     next_for,
+    on_their_way,
+    place_of,
+    room,
     surplus,
     tried_again_at,
     tries_origin,
+    why_not_begun,
 )
 from dtd.cluster.machine import connected, counts
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.registration import NEVER_HEARD
 from dtd.cluster.run import Run
 from dtd.cluster.state import ClusterState, CoordinatorIdentity
-from dtd.cluster.transitions import ENDED, GOES_ON, GONE, GenerationState, JobState, WorkerState
+from dtd.cluster.transitions import ENDED, GOES_ON, GONE, JobState, WorkerState
 from dtd.errors import RequestRefused
-from dtd.shown import counted
 from dtd.wire import messages as m
 
 AGAIN = "the worker registered again"
@@ -159,12 +164,12 @@ class Pools:
         Raises:
             RequestRefused: it has to, and too many run.
         """
-        room = len(self._pools) < MOST_POOLS
-        if job.terms.by_hand and not room:
+        has_room = room(self._pools) > 0
+        if job.terms.by_hand and not has_room:
             raise RequestRefused(
-                f"{MOST_POOLS} jobs run already", remedy="wait for one to end, or cancel one"
+                f"{len(self._pools)} jobs run already", remedy="wait for one to end, or cancel one"
             )
-        return job.terms.by_hand or (room and self.home.job is None and resumes_in_pool(job))
+        return job.terms.by_hand or (has_room and self.home.job is None and resumes_in_pool(job))
 
     def _place(self, message: m.Register, now: float) -> ClusterState:
         """The cluster in which a worker registers; others that have it, or expect it, lose it."""
@@ -294,12 +299,12 @@ class Pools:
             for one in self._pools
             if one.job is not None and one.job.state in GOES_ON and not one.job.terms.by_hand
         ]
-        room = MOST_POOLS - len(self._pools) if self.home.job is None else 0
+        places = room(self._pools) if self.home.job is None else 0
         served = bool(idle(self.home, serves=True))
         first = itertools.takewhile(
             lambda job: job.terms.least and (served or not job.terms.has_servers), self.home.queue
         )
-        return found + [_claim(job, queued=True) for job in itertools.islice(first, max(0, room))]
+        return found + [_claim(job, queued=True) for job in itertools.islice(first, max(0, places))]
 
     def _numbers(self, now: float) -> dict[str, int]:
         """How many workers each of these jobs gets."""
@@ -459,9 +464,6 @@ def _move(worker: Worker, source: ClusterState, to: ClusterState, now: float) ->
         to.detector.watch(worker.name, now)
 
 
-MOST_POOLS: Final = 32
-"""Most jobs that run at the same time."""
-
 SURPLUS: Final = "its job has as many workers as it takes"
 STEADY_S: Final = 5.0
 """How long jobs must have had more and fewer workers than their numbers before any are moved: a
@@ -470,19 +472,6 @@ REST_S: Final = 30.0
 """How long a job that has given workers away gives no more."""
 
 _WITHOUT_WORK: Final = frozenset({WorkerState.IDLE, WorkerState.INCOMPATIBLE})
-
-
-def given(pools: Sequence[ClusterState]) -> list[ClusterState]:
-    """The pools that are given idle workers."""
-    return [pool for pool in pools if pool.job is None or not pool.job.terms.by_hand]
-
-
-def on_their_way(pools: Sequence[ClusterState]) -> list[Worker]:
-    """The workers that leave a job for another one, or have left and not registered again."""
-    workers = (one for pool in pools for one in pool.workers.values())
-    return [
-        one for one in workers if one.moving_since is not None and one.state is not WorkerState.LOST
-    ]
 
 
 def resumes_in_pool(job: Job) -> bool:
@@ -513,63 +502,3 @@ def _neediest(pool: ClusterState) -> tuple[bool, int, int]:
     assert pool.job is not None, "a job ended before workers were given"
     terms, number = pool.job.terms, has(pool)
     return number >= terms.least, -terms.priority, number
-
-
-def place_of(message: m.Register, pools: Sequence[ClusterState]) -> ClusterState | None:
-    """The pool in which a worker registers; None: at home, from where it is given to a job.
-
-    A worker with a state of a job goes to that job, and so does a new process of a member whose
-    generation is not known to have stopped: the job has to hear of it.  A process that was started
-    by hand goes to its job alone.
-    """
-    for pool in pools:
-        job = pool.job
-        if job is None or (message.joined != job.id if message.joined else job.terms.by_hand):
-            continue
-        if message.joined:
-            return pool
-        returns = message.generation > 0 and message.job == job.id
-        if returns or (message.name in job.roster and not job.fenced):
-            return pool
-        if message.generation == 0 and _waits_for(pool, job, message.name):
-            return pool
-    return None
-
-
-def _waits_for(pool: ClusterState, job: Job, name: str) -> bool:
-    """Whether the job waits for this worker, as it may have a newer state on its disk."""
-    waits = pool.run.phase is GenerationState.NONE and pool.run.decision is None
-    return waits and job.state in GOES_ON and name in waiting.absent_holders(pool, job)
-
-
-def may_begin(job: Job, home: ClusterState, pools: Sequence[ClusterState]) -> bool:
-    """Whether the first job of the queue may begin in a pool of its own now."""
-    if not job.terms.least or home.job is not None or len(pools) >= MOST_POOLS:
-        return False
-    if not given(pools):
-        return True
-    served = not job.terms.has_servers or bool(idle(home, serves=True))
-    return served and len(idle(home)) >= job.terms.least
-
-
-def why_not_begun(home: ClusterState, pools: Sequence[ClusterState]) -> str:
-    """Why the first job of the queue has not begun, in words; empty if none is queued."""
-    if not home.queue:
-        return ""
-    job, active = home.queue[0], [home.job] if home.job is not None else []
-    active += [pool.job for pool in given(pools) if pool.job is not None]
-    before = ", ".join(one.id for one in active)
-    if not job.terms.least:
-        return f"{job.id} takes all workers: it begins after {before}"
-    if home.job is not None:
-        return f"{job.id} begins after {before}, which takes all workers"
-    if len(pools) >= MOST_POOLS:
-        return f"{job.id} waits: {MOST_POOLS} jobs run already"
-    takes = counted(job.terms.least, "worker")
-    if job.terms.most > job.terms.least:
-        takes += f" or more, up to {job.terms.most}"
-    if job.terms.has_servers:
-        takes += " and a parameter server"
-    moving = [one.name for one in on_their_way(pools)]
-    comes = f"; {', '.join(moving)} to leave another job" if moving else ""
-    return f"{job.id} takes {takes}; {len(idle(home))} idle{comes}; before it: {before}"

@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from dtd.cluster.giving import fits, has, idle, is_short
-from dtd.cluster.pools import Pools, given
+from dtd.cluster.giving import fits, given, has, idle, is_short
+from dtd.cluster.pools import Pools
 from dtd.cluster.transitions import GOES_ON, GONE
 from tests.sim.lineage import require
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import admission, machine, pools
+from dtd.cluster import admission, giving, machine, pools
 from dtd.cluster.events import (
     CancelRequested,
     DeleteRequested,
@@ -277,7 +277,7 @@ def test_a_job_that_takes_all_waits_for_the_others_and_they_for_it(cluster: Clus
 
 
 def test_only_so_many_jobs_run_at_once(cluster: Cluster, monkeypatch: Any) -> None:
-    monkeypatch.setattr(pools, "MOST_POOLS", 1)
+    monkeypatch.setattr(giving, "MOST_POOLS", 1)
     cluster.register("w1", "w2")
     cluster.submit(1, workers=1)
     cluster.submit(2, workers=1)
@@ -513,7 +513,7 @@ def test_a_process_with_other_rows_is_told_so_and_ends(by_hand: Cluster) -> None
 def test_jobs_of_processes_started_by_hand_begin_at_once_or_are_refused(
     cluster: Cluster, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(pools, "MOST_POOLS", 1)
+    monkeypatch.setattr(giving, "MOST_POOLS", 1)
     spec = {"job": {"name": "h"}, "elastic": {"by_hand": True}}
     cluster.handle(Submitted(job=Job(id="h-1", spec=spec)))
     waits = cluster.pools.explanations()["h-1"]

@@ -217,6 +217,13 @@ class WorkerConfig:
         minimum=0,
         maximum=2**20,
     )
+    environments_gib: float = setting(
+        20.0,
+        "Most GiB of packages that jobs require (`requirements`) in `state_dir`; the least recently"
+        " used go; 0: this worker installs none.",
+        minimum=0,
+        maximum=2**20,
+    )
     drain_timeout_s: float = setting(
         20.0,
         "Time that a worker has to leave when it is told to: for the step boundary, for passing its"

@@ -21,6 +21,10 @@ def finite(value: Any) -> Any:
     return value
 
 
+REQUIRED: Final = "packages"
+"""The entry with the versions of what the job requires; workers must not differ in it."""
+
+
 def told(environment: Mapping[str, str]) -> tuple[str, ...]:
     """An environment as WARMED has it."""
     return tuple(f"{key}={value[:MAX_CHARACTERS]}" for key, value in environment.items())

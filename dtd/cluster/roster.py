@@ -19,6 +19,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Final
 
+from dtd.cluster import figures
 from dtd.cluster.links import Pair, pair_of
 from dtd.cluster.records import Job, Worker
 from dtd.engine.shards import NOTHING, WHOLE, Division, ShardSet, united
@@ -425,10 +426,10 @@ def reference(reports: Sequence[m.Warmed], *, steps_total: int = 0) -> m.Warmed:
     (`steps_total`) takes precedence.  A single worker that later reports another number therefore
     does not change the length of the job.
     """
-    alike = Counter(map(_COMPARED, reports))
+    alike = Counter(map(_compared, reports))
     first: dict[tuple[object, ...], m.Warmed] = {}
     for one in reports:
-        first.setdefault(_COMPARED(one), one)
+        first.setdefault(_compared(one), one)
 
     def agreement(one: m.Warmed) -> tuple[int, bool]:
         agree = sum(alike[kind] for kind, other in first.items() if not disagreement(one, other))
@@ -437,11 +438,19 @@ def reference(reports: Sequence[m.Warmed], *, steps_total: int = 0) -> m.Warmed:
     return max(first.values(), key=agreement)
 
 
-_COMPARED: Final = attrgetter(
+_FIELDS: Final = attrgetter(
     *("task_digest", "dataset_rows", "dataset_fingerprint", "numerics_fingerprint"),
     *("steps_total", "batches", "plan_digest"),
 )
-"""The fields that `disagreement` compares."""
+
+
+def _compared(report: m.Warmed) -> tuple[object, ...]:
+    """What `disagreement` compares."""
+    return *_FIELDS(report), _required(report)
+
+
+def _required(report: m.Warmed) -> str:
+    return figures.heard(report.environment).get(figures.REQUIRED, "")
 
 
 def disagreement(
@@ -456,6 +465,12 @@ def disagreement(
         return (
             f"{by[1]} has other code of the task ({code[:12]}) than {by[0]} ({known[:12]}):"
             " have `dtdctl submit` ship it, or install the same version on both"
+        )
+    known, found = _required(reference), _required(other)
+    if known != found:
+        return (
+            f"it has {found or 'no packages'} for the job, and {by[0]} {known or 'no packages'}:"
+            " name versions in the job's requirements"
         )
     if reference.dataset_rows != other.dataset_rows:
         return f"its dataset has {other.dataset_rows} rows, not {reference.dataset_rows}"

@@ -72,7 +72,7 @@ def doctor(settings: Settings, job_file: Path | None, *, force: bool) -> int:
     job = None
     if job_file is not None:
         spec = load_job(job_file)
-        job = _Job(spec, packed_task(spec.job.task, job_file))
+        job = _Job(spec, packed_task(spec.job.task, job_file, spec.job.requirements))
     try:
         report = _examine(settings, job, force=force)
     except CoordinatorUnreachable as error:

@@ -30,6 +30,7 @@ from dtd.net.control_client import ControlClient
 from dtd.packages.archive import Archive, pack
 from dtd.packages.archives import ENDING, WeightsFile, read_weights_file
 from dtd.packages.limits import CHUNK_BYTES, short
+from dtd.packages.requirements import encode, read
 from dtd.packages.source import (
     OWN_NAME,
     Source,
@@ -189,7 +190,12 @@ def _submit(
     settings: Settings, spec: JobSpec, path: Path, origin: Origin, *, ships: bool
 ) -> Answer:
     """Submit a job with its task's package, which is looked for beside this file first."""
-    archive = packed_task(spec.job.task, path) if ships else None
+    if spec.job.requirements and not ships:
+        raise UsageError(
+            "job.requirements are shipped with the task's package, and --no-ship ships nothing",
+            remedy="remove one of them: --set job.requirements= takes the requirements away",
+        )
+    archive = packed_task(spec.job.task, path, spec.job.requirements) if ships else None
     weights = read_weights_file(origin.file) if origin.file is not None else None
     with settings.connect() as client:
         if archive is not None:
@@ -223,7 +229,7 @@ def _submit_like(
     package = known["package"] if ships else ""
     begins = origin if origin.job else origin_of(known)
     request = m.SubmitJob(
-        spec=to_mapping(overridden(known["spec"], overrides, source=f"job {job}")),
+        spec=to_mapping(_changed(known, overrides)),
         from_job=begins.job,
         from_step=begins.step,
         from_mode=begins.mode,
@@ -300,7 +306,7 @@ def _say_resumed(answer: Answer) -> None:
 
 def _continue(settings: Settings, known: Answer, overrides: Sequence[str]) -> Answer:
     """Submit a job's own settings, changed, to continue from its newest state."""
-    spec = overridden(known["spec"], overrides, source=f"job {known['id']}")
+    spec = _changed(known, overrides)
     origin = Origin(job=known["id"], mode=RESUME)
     request = m.SubmitJob(
         spec=to_mapping(spec), from_job=origin.job, from_mode=origin.mode, package=known["package"]
@@ -310,6 +316,22 @@ def _continue(settings: Settings, known: Answer, overrides: Sequence[str]) -> An
     _say_origin(origin, answer)
     _say_page(answer)
     return answer
+
+
+def _changed(known: Answer, overrides: Sequence[str]) -> JobSpec:
+    """The settings of an earlier job, with changes.
+
+    Raises:
+        UsageError: the requirements are others, which are in the package that is not made anew.
+    """
+    spec = overridden(known["spec"], overrides, source=f"job {known['id']}")
+    if spec.job.requirements not in ("", known["spec"]["job"].get("requirements", "")):
+        raise UsageError(
+            f"{spec.job.requirements} would have to be shipped, and the package of job"
+            f" {known['id']} is used",
+            remedy="submit the job file: dtdctl submit JOB.toml, with --resume-from to continue",
+        )
+    return spec
 
 
 def _say_origin(origin: Origin, answer: Answer) -> None:
@@ -330,21 +352,43 @@ def _say_origin(origin: Origin, answer: Answer) -> None:
         output.say(f"  and {len(differs) - _MOST_DIFFERENCES} more settings differ")
 
 
-def packed_task(reference: str, job_file: Path) -> Archive | None:
-    """The package of a job's task, with its imports from its folder.
+def packed_task(reference: str, job_file: Path, requirements: str = "") -> Archive | None:
+    """The package of a job's task, with its imports from its folder, and the job's requirements.
 
-    None when the workers have it: built in, or installed.
+    None when the workers have all: the task is built in or installed, and requires nothing.
 
     Args:
         reference: "package.module:attribute", or a built-in task's name.
         job_file: looked beside first.
+        requirements: path of their file, relative to the job file's directory; empty: none.
 
     Raises:
         TaskError: there is no such package, or it cannot be shipped.
     """
+    listed = b""
+    if requirements:
+        wanted = read(job_file.absolute().parent / requirements)
+        listed = encode(wanted)
+        output.say(f"ships {requirements}: {counted(len(wanted), 'requirement')}")
+    sources = _sources(reference, job_file)
+    if not sources:
+        return pack([], listed) if listed else None
+    for one in sources:
+        _check_name(reference, one)
+    archive = pack(sources, listed)
+    beside = "".join(f", {one.path.name}" for one in sources[1:] if one.path is not None)
+    output.say(
+        f"ships {sources[0].path}{beside}: {counted(archive.files, 'file')},"
+        f" {len(archive.content) / 1024:.0f} KiB, {short(archive.digest)}"
+    )
+    return archive
+
+
+def _sources(reference: str, job_file: Path) -> list[Source]:
+    """The task's package or module and its imports; none when the workers have it."""
     name = top_level_name(reference)
     if not name:
-        return None
+        return []
     source = find_source(name, [job_file.absolute().parent, Path.cwd(), *sys.path])
     if source is None:
         raise TaskError(
@@ -355,17 +399,8 @@ def packed_task(reference: str, job_file: Path) -> Archive | None:
         )
     if source.installed:
         output.say(f"package {name} is installed here and not shipped: workers use their own")
-        return None
-    sources = with_imports(source, module_name(reference))
-    for one in sources:
-        _check_name(reference, one)
-    archive = pack(sources)
-    beside = "".join(f", {one.path.name}" for one in sources[1:] if one.path is not None)
-    output.say(
-        f"ships {source.path}{beside}: {counted(archive.files, 'file')},"
-        f" {len(archive.content) / 1024:.0f} KiB, {short(archive.digest)}"
-    )
-    return archive
+        return []
+    return with_imports(source, module_name(reference))
 
 
 def _check_name(reference: str, source: Source) -> None:

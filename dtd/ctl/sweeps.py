@@ -46,7 +46,8 @@ def load_sweep(path: Path) -> tuple[dict[str, Any], Path]:
 def begin_sweep(settings: Settings, path: Path, *, ship_package: bool) -> None:
     """Begin a sweep and print its id."""
     spec, source = load_sweep(path)
-    archive = packed_task(spec["base"]["job"]["task"], source) if ship_package else None
+    job = spec["base"]["job"]
+    archive = packed_task(job["task"], source, job["requirements"]) if ship_package else None
     with settings.connect() as client:
         if archive is not None:
             ship(client, archive)

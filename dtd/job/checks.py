@@ -38,7 +38,7 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
     yield from _length(spec)
     yield from _numbers(spec)
     yield from _shares(spec)
-    yield from _data(spec)
+    yield from _by_hand(spec)
     yield from _encryption(spec)
     yield from _sparse(spec)
     yield from _best(spec)
@@ -188,7 +188,13 @@ def _shares(spec: JobSpec) -> Iterator[Conflict]:
         )
 
 
-def _data(spec: JobSpec) -> Iterator[Conflict]:
+def _by_hand(spec: JobSpec) -> Iterator[Conflict]:
+    if spec.job.requirements and spec.elastic.by_hand:
+        yield Conflict(
+            fields=(("job", "requirements"), ("elastic", "by_hand")),
+            text="cannot be used with by_hand = true: such a process has its own environment; start"
+            " it with `dtdctl run`, or install the packages on its host",
+        )
     if spec.data and spec.elastic.by_hand:
         yield Conflict(
             fields=(("data",), ("elastic", "by_hand")),

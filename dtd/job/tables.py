@@ -64,6 +64,13 @@ class JobTable:
             maximum=2**24,
         )
     )
+    requirements: str = setting(
+        "",
+        "A requirements file or a pyproject.toml, beside the job file: workers install what it"
+        " names, and they lack, before they import the task; empty = nothing.",
+        pattern=r"|.*\.(txt|lock|in|toml)",
+        wording='the path of a file such as "requirements.lock" or "pyproject.toml", or empty',
+    )
     sandbox: Literal["normal", "strict"] = setting(
         "normal",
         "`strict`: only workers with the setting of the same name take part, where the job's"

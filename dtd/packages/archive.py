@@ -38,6 +38,7 @@ from dtd.packages.limits import (
     layout_fault,
     short,
 )
+from dtd.packages.requirements import MEMBER
 from dtd.packages.source import Source
 
 _CACHE: Final = "__pycache__"
@@ -62,20 +63,27 @@ class Archive:
     files: int
 
 
-def pack(sources: Sequence[Source]) -> Archive:
+def pack(sources: Sequence[Source], requirements: bytes = b"") -> Archive:
     """Pack a task's package or module and what belongs to it.
+
+    Args:
+        sources: none for a task that workers have.
+        requirements: content of the file of that name; empty: there is none.
 
     Raises:
         TaskError: it is too large, or holds something that cannot be packed.
     """
     files = [file for source in sources for file in package_files(source)]
-    _check_sizes(sources, files)
+    if sources:
+        _check_sizes(sources, files)
     packed = io.BytesIO()
     contents = {file.name: _read(file.path) for file in files}
     for source in sources:
         if source.path is not None and source.path.is_dir():
             # Without one, a package of that name which a worker has installed would be taken.
             contents.setdefault(f"{source.name}/__init__.py", b"")
+    if requirements:
+        contents[MEMBER] = requirements
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in sorted(contents):
             _add(tar, name, contents[name])

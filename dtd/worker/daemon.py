@@ -51,6 +51,7 @@ from dtd.worker.cluster_access import (
 from dtd.worker.control import ControlConnection, Requests
 from dtd.worker.datasets import PREFIX as DATA
 from dtd.worker.datasets import JobData
+from dtd.worker.environments import ENVIRONMENTS, Environments
 from dtd.worker.host_checks import ATEN_CPU_CAPABILITY
 from dtd.worker.job_thread import Facilities, OwnScript
 from dtd.worker.measure import PREFIX as PROFILES
@@ -165,6 +166,9 @@ class Worker:
                 by=self.config.name,
                 requests=requests,
                 tell=self._control.send,
+            ),
+            environments=Environments(
+                self.config.state_dir / ENVIRONMENTS, int(self.config.environments_gib * GIB)
             ),
             requests=requests,
             tell=self._control.send,
@@ -497,7 +501,9 @@ class Worker:
             state=self._core.state.value,
             job=training.job if training is not None else "",
             memory_bytes=resident_bytes(),
-            waiting=self._parts.datasets.doing or self._core.explain(),
+            waiting=self._parts.datasets.doing
+            or self._parts.environments.doing
+            or self._core.explain(),
             **measured,
             **self._traffic.heartbeat_fields(ring.endpoint if ring is not None else None),
             **figures,

@@ -15,14 +15,15 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
-from dtd.cluster import member
+from dtd.cluster import figures, member
 from dtd.cluster.progress import ProgressWatch
 from dtd.config import WorkerConfig
-from dtd.errors import CodeError, DtdError, RingBroken, UnreadableWord
+from dtd.errors import CodeError, DtdError, RingBroken, TaskError, UnreadableWord
 from dtd.exchange.collective import Bridge, RingCollective
 from dtd.exchange.schedule.neighbours import CORRUPT
 from dtd.job import JobSpec
@@ -33,7 +34,8 @@ from dtd.shown import cut, cut_trace
 from dtd.wire import messages as m
 from dtd.worker.control import Requests
 from dtd.worker.datasets import JobData
-from dtd.worker.packages import TaskPackages
+from dtd.worker.environments import Environments
+from dtd.worker.packages import TaskPackages, look_first_in
 from dtd.worker.reporter import JobReporter
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ class Facilities:
         lifeline: holds connections that end with the process.
         packages: has packages and weights on this worker's disk.
         datasets: has the job's data on this worker's disk.
+        environments: has packages that jobs require on this worker's disk.
         requests: asks the coordinator, from the training thread.
         tell: sends to the coordinator, on the event loop; lost while there is no connection.
         feed: hands an event to the member core, on the event loop.
@@ -81,6 +84,7 @@ class Facilities:
     lifeline: Lifeline
     packages: TaskPackages
     datasets: JobData
+    environments: Environments
     requests: Requests
     tell: Callable[[m.Message], None]
     feed: Callable[[member.Event], None]
@@ -117,6 +121,7 @@ class JobThread(threading.Thread, ABC):
         self._config = worker.config
         self._packages = worker.packages
         self._datasets = worker.datasets
+        self._environments = worker.environments
         self._reporter = reporter
         self._watch = watch
         self._post = post
@@ -161,6 +166,32 @@ class JobThread(threading.Thread, ABC):
     @abstractmethod
     def _save(self, order: m.Save) -> None:
         """Write what is held; each order is answered, by the report of a checkpoint or a notice."""
+
+    def _place_of_code(self) -> Path | None:
+        """Where the job's package is, if one was shipped; imports find it, and what it requires.
+
+        Raises:
+            TaskError: it cannot be had, or what it requires cannot be installed.
+        """
+        package = self._prepare.package
+        place = self._packages.fetch(package) if package else None
+        if self._spec.job.requirements:
+            if place is None:
+                raise TaskError(
+                    "the job's requirements were not shipped", remedy="submit it without --no-ship"
+                )
+            self._environments.use(
+                place,
+                progress=self._reporter.progress,
+                patience_s=self._spec.elastic.warmup_timeout_s,
+            )
+        look_first_in(place)
+        return place
+
+    def _required(self) -> dict[str, str]:
+        """The versions of what the job requires, for the environment that WARMED reports."""
+        versions = self._environments.versions
+        return {figures.REQUIRED: versions} if versions else {}
 
     # --- its generations -----------------------------------------------------------------------
 

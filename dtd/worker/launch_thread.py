@@ -10,16 +10,13 @@ generation starts others.  dtd knows no step and no state of such a job.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -34,23 +31,20 @@ from dtd.packages.source import find_source, module_name
 from dtd.shown import TRACE_CHARACTERS, cut
 from dtd.train.record import Outcome, OutcomeKind
 from dtd.wire import messages as m
-from dtd.worker import script_guard
+from dtd.worker.guarded_process import GuardedProcess
 from dtd.worker.job_thread import Facilities, JobThread
 from dtd.worker.output import OutputPipe
-from dtd.worker.packages import look_first_in, task_digest
+from dtd.worker.packages import task_digest
 
 log = structlog.get_logger()
 
 TICK_S: Final = 0.2
 """How often ranks tell each other whether their scripts run."""
-END_S: Final = 8.0
-"""Time between SIGTERM and SIGKILL; a worker that is stopped waits a little longer."""
 STORE_TIMEOUT_S: Final = 30.0
 MOST_DEATHS: Final = 4
 """The job fails when a signal has ended so many of a worker's scripts in a row, each within
 `FRUITFUL_S`."""
 
-_GUARD: Final = (sys.executable, "-I", "-S", str(script_guard.__file__))
 _TICK: Final = struct.Struct("!?id??")
 _START: Final = struct.Struct("!I")
 
@@ -71,53 +65,6 @@ class Tick(NamedTuple):
     age_s: float
     stop: bool
     yield_: bool
-
-
-class ScriptProcess:
-    """A script in a process group of its own, which ends with the thread that started it.
-
-    Args:
-        command: the program and its arguments.
-        environment: all of its variables.
-
-    Attributes:
-        code: as in `Tick`; None while it runs.
-        began_s, ended_s: monotonic times; the latter counts once it has ended.
-    """
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.code: int | None = None
-        self.began_s = self.ended_s = time.monotonic()
-        self._process = subprocess.Popen(
-            [*_GUARD, str(os.getpid()), *command],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self._descriptor = os.pidfd_open(self._process.pid)
-        self._poll = select.poll()
-        self._poll.register(self._descriptor, select.POLLIN)
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait for its end; what it leaves behind of its process group is killed."""
-        if self.code is None and self._poll.poll(timeout_s * 1000):
-            self.ended_s = time.monotonic()
-            self._signal(signal.SIGKILL)  # before wait(), which frees the number of the group
-            self.code = self._process.wait()
-            os.close(self._descriptor)
-
-    def end(self) -> None:
-        """Ask it to end, and after `END_S` kill it."""
-        if self.code is None:
-            self._signal(signal.SIGTERM)
-            self.wait(END_S)
-        if self.code is None:
-            self._signal(signal.SIGKILL)
-            self.wait(END_S)
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
 
 
 class LaunchThread(JobThread):
@@ -171,9 +118,8 @@ class LaunchThread(JobThread):
         from dtd.train.fingerprints import environment
 
         prepare, device = self._prepare, self._config.device
-        place = self._packages.fetch(prepare.package) if prepare.package else None
-        look_first_in(place)
-        here = environment(device)
+        place = self._place_of_code()
+        here = environment(device) | self._required()
         self._script = _found(module_name(self._spec.job.task), place)
         self._post(
             m.Warmed(
@@ -207,7 +153,7 @@ class LaunchThread(JobThread):
         starts = max(_START.unpack_from(entry)[0] for entry in entries)
         self._starts = starts + 1
         self._output.forget()
-        script = ScriptProcess(
+        script = GuardedProcess(
             [sys.executable, str(self._script), *map(str, self._spec.task.get("args", ()))],
             os.environ | self._variables(ring, place.decode(), starts),
         )
@@ -241,7 +187,7 @@ class LaunchThread(JobThread):
             "CUDA_VISIBLE_DEVICES": visible_devices(self._config.device, os.environ),
         }
 
-    def _watch_over(self, script: ScriptProcess, ring: RingCollective) -> OutcomeKind:
+    def _watch_over(self, script: GuardedProcess, ring: RingCollective) -> OutcomeKind:
         """Wait for the scripts of all ranks.
 
         Raises:
@@ -272,7 +218,7 @@ class LaunchThread(JobThread):
                 return "yielded"
 
     def _end_with(
-        self, rank: int, code: int, script: ScriptProcess, ring: RingCollective
+        self, rank: int, code: int, script: GuardedProcess, ring: RingCollective
     ) -> NoReturn:
         """Fail the job, or begin again: the script of this rank was the first to end badly."""
         how = f"has exited with code {code}"

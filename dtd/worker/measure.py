@@ -41,10 +41,12 @@ from dtd.net.data_server import (
     file_blob,
 )
 from dtd.net.fetch_client import file_digest, open_resource
+from dtd.packages.requirements import MEMBER
 from dtd.shown import cut
 from dtd.train.profile import MOST_STEPS, ProfileOrder, StepProfiler
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
+from dtd.worker.environments import ENVIRONMENTS, Environments, with_path
 from dtd.worker.training import Training
 
 log = structlog.get_logger()
@@ -212,13 +214,17 @@ async def _step_figures(
         "limit_s": STEPS_S,
         "place": str(place) if place is not None else "",
     }
+    variables = {**os.environ, **in_environment(message.spec.get("data", {}))}
+    if place is not None and (place / MEMBER).is_file():
+        made = Environments(config.state_dir / ENVIRONMENTS, 0).made
+        variables |= with_path(await asyncio.to_thread(made, place))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "dtd.train.measure"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
-        env={**os.environ, **in_environment(message.spec.get("data", {}))},
+        env=variables,
     )
     try:
         async with asyncio.timeout(STEP_TIMEOUT_S):

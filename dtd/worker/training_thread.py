@@ -40,7 +40,7 @@ from dtd.wire.session import DataCredential
 from dtd.worker.checkpoint_files import ask_for_parts, collect
 from dtd.worker.fetch import fetch_state
 from dtd.worker.job_thread import Facilities, JobThread
-from dtd.worker.packages import look_first_in, task_digest
+from dtd.worker.packages import task_digest
 
 if TYPE_CHECKING:
     from dtd.exchange.api import Collective
@@ -136,8 +136,7 @@ class TrainingThread(JobThread):
 
             check_backend(self._spec.sync.transport, self._config.device)
         prepare, packages = self._prepare, self._packages
-        place = packages.fetch(prepare.package) if prepare.package else None
-        look_first_in(place)
+        place = self._place_of_code()
         parent = None
         if prepare.from_job:
             parent = InitFrom(
@@ -165,7 +164,8 @@ class TrainingThread(JobThread):
         self._complete_origin(run)
         leave_out_what_is_there()  # in no ring yet: nobody waits for it
         self._watch.mark(time.monotonic())  # reading checkpoints may take as long again
-        self._post(self._warmed(report, place, told(environment(self._config.device))))
+        here = environment(self._config.device) | self._required()
+        self._post(self._warmed(report, place, told(here)))
 
     def _warmed(
         self,

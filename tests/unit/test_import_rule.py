@@ -82,7 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sweeps": {"cluster", *PURE_BELOW},
     "security": BASE | {"wire"},
     "net.limits": set(),
-    "packages": {"durable", "errors", "json_reader", "names"},
+    "packages": {"durable", "errors", "json_reader", "names", "shown", "toml_source"},
     "datasets": {"errors", "json_reader", "shown"},
     "net": BASE | {"cluster", "exchange.schedule", "net.limits", "security", "wire"},
     "exchange": BASE | PURE_BELOW | {"exchange.api", "net", "observe.profile", "security"},

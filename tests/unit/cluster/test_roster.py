@@ -264,6 +264,7 @@ def test_roster_id_tells_jobs_generations_and_incarnations_apart() -> None:
         ({"plan_digest": "q"}, "other parameters"),
         ({"numerics_fingerprint": "o"}, "o, not n"),
         ({"steps_total": 7}, "7 steps, not"),
+        ({"environment": ("packages=einops 0.8",)}, "einops 0.8 for the job"),
     ],
 )
 def test_disagreement_names_what_differs(change: dict[str, Any], word: str) -> None:

@@ -83,6 +83,7 @@ EVENTS: Final = {
     "data_received": "Data of the job were copied from the named workers, and verified.",
     "data_source_lost": "A worker did not deliver data of the job; others are asked.",
     "package_received": "The task's package was received from the coordinator.",
+    "environment_made": "The packages that a job requires were installed.",
     "script_started": "A script that does not join was started for a new generation.",
     "job_output": "The job's own code printed a line.",
     "memory_not_shared": "There is no directory for sockets, so neighbours on this host send all"

@@ -337,5 +337,5 @@ def _failure(place: Path) -> TaskError:
             return TaskError(cut(f"requirements: {meaning}: {said}"), remedy=remedy)
     return TaskError(
         cut(f"requirements: pip has failed: {said}"),
-        remedy="try it in the worker's own environment: pip install --dry-run -r FILE",
+        remedy="try the same with pip in the worker's own environment, on that host",
     )

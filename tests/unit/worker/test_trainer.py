@@ -115,6 +115,7 @@ def made(kind, journal, post):
             data=SimpleNamespace(offer=lambda name, resource: None),
             packages=None,
             datasets=SimpleNamespace(bring=lambda *_names, **_more: None),
+            environments=SimpleNamespace(versions=""),
             requests=None,
             script=None,
         ),

@@ -153,8 +153,10 @@ class CoordinatorProcess:
             elif isinstance(effect, Incident):
                 self.surroundings.oracle.foresees(effect)
         self.membership.check_invariants()
+        evicted = {one.effect.name for one in decided if isinstance(one.effect, Disconnect)}
+        connected = self._ports.keys() - evicted  # their connections close once this is stored
         for cluster in self.membership.all_clusters():
-            self.surroundings.oracle.membership(cluster, now, self._ports)
+            self.surroundings.oracle.membership(cluster, now, connected)
         self.surroundings.oracle.allotments.check(self.membership, now)
         if self._timer is not None:
             self._timer.cancel()

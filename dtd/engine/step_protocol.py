@@ -99,6 +99,7 @@ class Reaction(Enum):
     """A rank's treatment of its state when replicas differ."""
 
     KEEP = "keep the state: it is the majority's"
+    REBUILD = "the state is the majority's, but has no steps: build it again"
     START_AFRESH = "restart: it is the minority's"
     FORGET = "discard the state: no state has a majority"
 
@@ -329,14 +330,20 @@ class StepProtocol:
             raise LocalProtocolError(f"{call}() in phase {self.phase.value} of the step protocol")
 
 
-def reaction(rank: int, *, dissenters: Collection[int], majority: bool) -> Reaction:
+def reaction(rank: int, *, step: int, dissenters: Collection[int], majority: bool) -> Reaction:
     """Return the reaction of a rank to digests that differ.
+
+    Where all others copied the state of one rank, its vote alone is the majority, also if its
+    bits have flipped.  Before the first step that costs nothing to rule out.
 
     Args:
         rank: the rank.
+        step: number of committed steps of the state.
         dissenters: ranks whose state is not the most common one.
         majority: more than half of the counted ranks hold the most common one.
     """
     if not majority:
         return Reaction.FORGET
-    return Reaction.START_AFRESH if rank in dissenters else Reaction.KEEP
+    if rank in dissenters:
+        return Reaction.START_AFRESH
+    return Reaction.KEEP if step else Reaction.REBUILD

@@ -343,15 +343,17 @@ class TrainingThread(JobThread):
         The ring is not given up: every rank reads this from words that are on their way to it, and
         one whose link is reset before that would not learn that its state is not to be trusted.
         """
-        said = reaction(assign.rank, dissenters=error.dissenters, majority=error.majority)
+        said = reaction(
+            assign.rank, step=error.step, dissenters=error.dissenters, majority=error.majority
+        )
         if said is Reaction.START_AFRESH:
             self._post(member.Diverged(generation=assign.generation, reason=error.message))
             return
-        if said is Reaction.FORGET:
+        if said is not Reaction.KEEP:
             self._session.forget()
         self._froze(
             assign,
-            assign.roster[error.dissenters[0]].name if said is Reaction.KEEP else "",
+            "" if said is Reaction.FORGET else assign.roster[error.dissenters[0]].name,
             "diverged",
             error.message,
             diverged_step=error.step,

@@ -151,9 +151,11 @@ class TrainingThread:
         )
 
     def _diverged(self, ring: RingEndpoint, error: DivergenceError) -> None:
-        """The majority keeps its state, the others restart; without one all discard theirs."""
+        """The majority keeps what it has trained, the others restart; without one all forget."""
         assign = ring.assign
-        answer = reaction(assign.rank, dissenters=error.dissenters, majority=error.majority)
+        answer = reaction(
+            assign.rank, step=error.step, dissenters=error.dissenters, majority=error.majority
+        )
         if answer is Reaction.FORGET:
             self._shell.surroundings.oracle.agreements.forgets(
                 self._shell.name, majority=error.majority
@@ -167,6 +169,8 @@ class TrainingThread:
         else:
             differs = assign.rank in error.dissenters
             self._shell.surroundings.oracle.agreements.keeps(self._shell.name, differs=differs)
+            if answer is Reaction.REBUILD:
+                self.session.forget()
             first = assign.roster[error.dissenters[0]].name
             self._froze(ring, first, "diverged", error.message, diverged=error)
 

@@ -199,15 +199,17 @@ def test_what_has_been_trained_or_overwritten_is_as_built_no_more(change: str) -
 
 
 @pytest.mark.parametrize(
-    ("rank", "dissenters", "majority", "expected"),
+    ("rank", "step", "dissenters", "majority", "expected"),
     [
-        (0, (1,), True, Reaction.KEEP),
-        (1, (1,), True, Reaction.START_AFRESH),
-        (0, (1,), False, Reaction.FORGET),
-        (1, (1,), False, Reaction.FORGET),
+        (0, 3, (1,), True, Reaction.KEEP),
+        (1, 3, (1,), True, Reaction.START_AFRESH),
+        (0, 3, (1,), False, Reaction.FORGET),
+        (1, 3, (1,), False, Reaction.FORGET),
+        (0, 0, (1,), True, Reaction.REBUILD),
+        (1, 0, (1,), True, Reaction.START_AFRESH),
     ],
 )
-def test_only_a_majority_knows_whose_state_is_right(
-    rank: int, dissenters: tuple[int, ...], majority: bool, expected: Reaction
+def test_only_a_majority_of_trained_states_is_kept(
+    rank: int, step: int, dissenters: tuple[int, ...], majority: bool, expected: Reaction
 ) -> None:
-    assert reaction(rank, dissenters=dissenters, majority=majority) is expected
+    assert reaction(rank, step=step, dissenters=dissenters, majority=majority) is expected

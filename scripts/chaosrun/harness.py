@@ -292,12 +292,11 @@ class Harness:
                     self.samples.append(look(name, self.cluster.pid(name), age_s))
 
     def _works_since_s(self, name: str, started_s: float, now_s: float) -> float:
-        """The time at which a process had begun its work: of a worker, its first commit."""
-        if name == COORDINATOR:
-            return started_s
+        """The time of the first commit after a process has started: a worker's own, or any."""
         process = (name, started_s)
         if process not in self._works_since:
-            own = (one.at_s for one in self.timeline.commits if one.worker == name)
+            commits = self.timeline.commits
+            own = (one.at_s for one in commits if name in (COORDINATOR, one.worker))
             first_s = next((at_s for at_s in own if at_s > started_s), None)
             if first_s is None:
                 return now_s

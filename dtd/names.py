@@ -23,6 +23,8 @@ SCRIPT: Final = ":__main__"
 """End of a reference to a script, "train:__main__", which runs its own loop (`dtd.join`)."""
 LAUNCHED: Final = ":__launch__"
 """End of a reference to a script that does not join: workers start it as torchrun does."""
+MOST_STEPS: Final = 10**12
+"""`job.steps` of a job of `dtdctl run`, whose script sets its steps and its batch size itself."""
 DIGEST: Final = r"[0-9a-f]{64}"
 """Packages and files of weights: a sha256."""
 METRIC_CHARACTERS: Final = 100

@@ -25,7 +25,7 @@ from dtd.ctl.settings import Settings
 from dtd.errors import RequestRefused, TaskError, UsageError
 from dtd.job import JobSpec, load_job, overridden, to_mapping
 from dtd.job.differences import shown_value
-from dtd.names import LAUNCHED, SCRIPT, name_of
+from dtd.names import LAUNCHED, MOST_STEPS, SCRIPT, name_of
 from dtd.net.control_client import ControlClient
 from dtd.packages.archive import Archive, pack
 from dtd.packages.archives import ENDING, WeightsFile, read_weights_file
@@ -47,7 +47,7 @@ RESUME: Final = "resume"
 WEIGHTS: Final = "weights"
 _ENDED: Final = frozenset({"done", "failed", "cancelled"})
 _MOST_DIFFERENCES: Final = 20
-_MOST_STEPS: Final = 10**12
+_PLAN_OF_A_SCRIPT: Final = ("job.epochs", "job.steps", "job.global_batch_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,11 +170,12 @@ def run_script(
             "task": f"{path.stem}{SCRIPT if joins else LAUNCHED}",
             # In place of the numbers that a script gives to run.batches():
             "global_batch_size": 1,
-            "steps": _MOST_STEPS,
+            "steps": MOST_STEPS,
         },
         "task": {"args": arguments},
         "elastic": {"max_workers": workers},
     }
+    _check_plan(given["job"]["task"], overrides)
     spec = overridden(given, overrides, source=script)
     answer = _submit(settings, spec, path, Origin(), ships=True)
     return _submitted(settings, answer, wait_for_end=wait_for_end)
@@ -261,24 +262,28 @@ def extend(
     settings: Settings, job: str, *, epochs: int, steps: int, overrides: Sequence[str]
 ) -> None:
     """Submit a job that continues from a job's last state with a longer plan."""
-    if bool(epochs) == bool(steps):
+    known = ask(settings, m.ShowJob(job=job))
+    scripted = known["spec"]["job"]["task"].endswith((SCRIPT, LAUNCHED))
+    if not scripted and bool(epochs) == bool(steps):
         raise UsageError(
             "an extended job needs its new length, counted from its beginning",
             remedy=f"dtdctl extend {job} --epochs N, or --steps N",
         )
-    known = ask(settings, m.ShowJob(job=job))
+    if scripted and (epochs or steps or not overrides):
+        raise _set_by_script(known["spec"]["job"]["task"], "its length")
     if known["state"] not in _ENDED:
         raise RequestRefused(
             f"job {job} has not ended: it is {known['state']}",
             remedy=f"wait until it ends (dtdctl wait {job}), or cancel it first",
         )
     length = f"job.epochs={epochs}" if epochs else f"job.steps={steps}"
-    answer = _continue(settings, known, [length, *overrides])
-    total = counted(epochs or steps, "epoch" if epochs else "step")
-    output.say(
-        f"its plan is {total} from the beginning; the learning rate follows [schedule] name ="
-        f' "{known["spec"]["schedule"]["name"]}" over that length'
-    )
+    answer = _continue(settings, known, overrides if scripted else [length, *overrides])
+    if not scripted:
+        total = counted(epochs or steps, "epoch" if epochs else "step")
+        output.say(
+            f"its plan is {total} from the beginning; the learning rate follows [schedule] name ="
+            f' "{known["spec"]["schedule"]["name"]}" over that length'
+        )
     show(settings, answer, lambda answer: output.print_lines([answer["job"]]))
 
 
@@ -322,8 +327,10 @@ def _changed(known: Answer, overrides: Sequence[str]) -> JobSpec:
     """The settings of an earlier job, with changes.
 
     Raises:
-        UsageError: the requirements are others, which are in the package that is not made anew.
+        UsageError: the requirements are others, which are in the package that is not made anew; or
+            a script sets itself what is to be changed.
     """
+    _check_plan(known["spec"]["job"]["task"], overrides)
     spec = overridden(known["spec"], overrides, source=f"job {known['id']}")
     if spec.job.requirements not in ("", known["spec"]["job"].get("requirements", "")):
         raise UsageError(
@@ -332,6 +339,27 @@ def _changed(known: Answer, overrides: Sequence[str]) -> JobSpec:
             remedy="submit the job file: dtdctl submit JOB.toml, with --resume-from to continue",
         )
     return spec
+
+
+def _check_plan(task: str, overrides: Sequence[str]) -> None:
+    """Refuse to set what a script sets itself, and would ignore.
+
+    Raises:
+        UsageError: one of the overrides does.
+    """
+    keys = [one.partition("=")[0].strip() for one in overrides]
+    if task.endswith((SCRIPT, LAUNCHED)):
+        for key in [one for one in keys if one in _PLAN_OF_A_SCRIPT]:
+            raise _set_by_script(task, key)
+
+
+def _set_by_script(task: str, what: str) -> UsageError:
+    script = f"{task.partition(':')[0]}.py"
+    return UsageError(
+        f"{script} sets {what} itself, so the job cannot",
+        remedy=f'give {script} other arguments: --set \'task.args=["--epochs", "40"]\', or change'
+        " it and submit it again with dtdctl run",
+    )
 
 
 def _say_origin(origin: Origin, answer: Answer) -> None:

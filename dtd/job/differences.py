@@ -5,11 +5,13 @@ Pure; on specs as maps of tables, as `to_mapping` makes them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from dtd.errors import JobSpecError
 from dtd.job.parse import default_settings, from_mapping, to_mapping
+from dtd.names import MOST_STEPS
 from dtd.shown import shown
 
 Spec = Mapping[str, Any]
@@ -23,8 +25,12 @@ _STRATEGY: Final = "strategy.name"
 """It decides which state there is beside the model."""
 _SAME_STATE: Final = frozenset({"replicated", "sharded"})
 """Strategies whose states have the same content, wherever its parts are."""
+_BY_THE_SCRIPT: Final = "set by the script"
 _OF_EACH_STEP: Final = frozenset({"optimizer.lr"})
 """Settings of the optimizer that the job's schedule sets anew before each step."""
+
+
+ARRAY_CHARACTERS: Final = 80
 
 
 class Difference(NamedTuple):
@@ -51,6 +57,8 @@ def settings(spec: Spec) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for table, values in spec.items():
         found |= {f"{table}.{key}": value for key, value in dict(values).items()}
+    if found.get("job.steps") == MOST_STEPS:
+        found |= {"job.steps": _BY_THE_SCRIPT, "job.global_batch_size": _BY_THE_SCRIPT}
     return found
 
 
@@ -106,6 +114,12 @@ def _unlike(flat: Sequence[Mapping[str, Any]], task: Any) -> set[str]:
 
 def shown_value(value: Any) -> str:
     """A setting's value in a message; a dash for none."""
+    if value == _BY_THE_SCRIPT:
+        return _BY_THE_SCRIPT
+    if isinstance(value, list | tuple):
+        text = json.dumps(value)
+        most = ARRAY_CHARACTERS
+        return text if len(text) <= most else f"{text[:most]}... ({len(value)} values)"
     return "-" if value is None else shown(value)
 
 

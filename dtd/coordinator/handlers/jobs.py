@@ -219,7 +219,8 @@ def _ends_later(spec: job.JobSpec, step: int, parent: dict[str, Any]) -> None:
         raise RequestRefused(
             f"the checkpoint of job {parent['id']} has {step} steps, and this job ends after"
             f" {steps}",
-            remedy=f"raise {key}, or name an earlier checkpoint: --resume-from JOB@STEP",
+            remedy=f"raise {key}, or name an earlier checkpoint: dtdctl submit --like"
+            f" {parent['id']} --resume-from {parent['id']}@STEP",
         )
 
 
@@ -257,7 +258,8 @@ def check_same_course(differs: Sequence[Difference], parent: str) -> None:
         )
         raise RequestRefused(
             f"the whole state of {parent} cannot be taken over with other settings: {named}",
-            remedy="restore their values, or start from the weights only: --weights-from",
+            remedy="restore their values, or start from the weights only: dtdctl submit ..."
+            f" --weights-from {parent}",
         )
 
 

@@ -143,6 +143,25 @@ def test_a_job_that_cannot_go_on_like_that(dtdctl, known, state, words, code, wh
     assert not [one for one in received if isinstance(one, m.SubmitJob)]
 
 
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("extend digits-1 --epochs 4", "its length"),
+        ("extend digits-1", "its length"),
+        ("submit --like digits-1 --set job.epochs=4", "job.epochs"),
+        ("resume digits-1 --set job.global_batch_size=4", "job.global_batch_size"),
+    ],
+)
+def test_what_a_script_sets_itself_is_refused(dtdctl, known, words, key):
+    job = {**SPEC["job"], "task": "train:__main__"}
+    received = known("failed", spec={**SPEC, "job": job})
+    exit_code, _out, err = dtdctl(*words.split())
+    assert exit_code == 2
+    assert f"train.py sets {key} itself" in err
+    assert "--set 'task.args=" in err
+    assert not [one for one in received if isinstance(one, m.SubmitJob)]
+
+
 # --- the task's package ------------------------------------------------------------------------
 
 

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from dtd.job import parse_job, to_mapping
-from dtd.job.differences import Difference, differences, differing, obstacles
+from dtd.job.differences import (
+    Difference,
+    changed_settings,
+    differences,
+    differing,
+    obstacles,
+)
+from dtd.names import MOST_STEPS
 
 JOB = """
 [job]
@@ -29,6 +36,12 @@ def test_a_setting_that_an_older_dtd_did_not_know_has_its_default() -> None:
     assert differences(older, spec("train.digest_every=1")) == [
         Difference("train.digest_every", 25, 1)
     ]
+
+
+def test_what_a_script_sets_itself_is_not_shown_as_a_number() -> None:
+    shown = dict(changed_settings(spec(f"job.steps={MOST_STEPS}", 'task.args=["--lr", "0.1"]')))
+    assert shown["job.steps"] == shown["job.global_batch_size"] == "set by the script"
+    assert shown["task.args"] == '["--lr", "0.1"]'
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,8 @@ INCIDENTS: Final = {
     "state_discarded": "A job ended without its last steps: no worker could save them in time.",
     "copies_missing": "A job's last state is on fewer disks than its job file asks for.",
     "job_resumed": "An operator lets a job continue without its absent workers.",
-    "sweep_ended": "A sweep has ended; with its best trial, if one was completed.",
+    "sweep_ended": "A sweep is done or was cancelled; with its best trial, if one was completed.",
+    "sweep_failed": "A sweep has failed, for the reason given.",
     "job_done": "A job has trained all its steps.",
     "job_failed": "A job has failed, for the reason given.",
     "job_cancelled": "A job was cancelled.",
@@ -186,6 +187,7 @@ INCIDENTS: Final = {
     "checkpoint_failed": "A checkpoint could not be written; the next one is tried when it is due.",
     "checkpoint_left_out": "A checkpoint was skipped because the previous one is still being"
     " written.",
+    "data_copied": "A worker has copied data of the job from the named workers.",
     "checkpoint_waited_for": "Training waits while a checkpoint is written, because a copy of the"
     " state does not fit into memory.",
     "row_retried": "Rows could be read only after retries; the message has the last error.",
@@ -200,7 +202,7 @@ NOTICES: Final = frozenset(
         *("buffers_put_back", "settings_ignored", "checkpoint_failed", "checkpoint_left_out"),
         *("row_retried", "loader_restarted", "checkpoint_passed_over", "checkpoint_waited_for"),
         *("task_doubtful", "nothing_trained", "weights_renamed"),
-        *("shares_changed", "shares_unused"),
+        *("shares_changed", "shares_unused", "data_copied"),
     }
 )
 """Kinds that a worker may report with NOTICE; only the coordinator reports all others."""

@@ -68,6 +68,7 @@ QUIET_INCIDENTS: Final = frozenset(
     {
         *("worker_registered", "job_started", "job_done"),
         *("generation_forming", "generation_running", "recovered", "link_good"),
+        *("sweep_ended", "data_copied"),
     }
 )
 

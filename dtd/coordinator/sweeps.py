@@ -40,6 +40,7 @@ RETRY_S: Final = 2.0
 """Pause before a submission that was refused, because the queue is full, is tried again."""
 NAME_CHARACTERS: Final = 40
 """Most characters of a job's name in the names of its trials."""
+IMPORTANCE_WITHIN_S: Final = 1.0
 MAX_NEWS: Final = 1000
 """Evaluations that wait while Optuna thinks; beyond these they are dropped."""
 
@@ -91,7 +92,7 @@ class Sweeps:
         except JobSpecError as error:  # an earlier release has written it
             why = f"this release does not accept it: {'; '.join(error.problems)}"
             await self._core.in_store(tables.change, row["number"], "failed", why)
-            self._core.incident("sweep_ended", f"{name} failed: {why}")
+            self._core.incident("sweep_failed", f"{name} failed: {why}")
             return
         cancelled = row["state"] == "cancelling"
         run = _Run(row["number"], spec, row["package"], cancelled=cancelled)
@@ -181,13 +182,20 @@ class Sweeps:
     async def _importance_of(
         self, number: int, spec: SweepSpec, trials: Sequence[Trial]
     ) -> dict[str, float]:
-        """Return the importance of each setting, computed again when a trial was completed."""
+        """Return the importance of each setting, computed again when a trial was completed.
+
+        Where that takes long, as the first time, when Optuna is imported, this is the last one.
+        """
         done = sum(one.state is TrialState.DONE for one in trials)
-        known, importance = self._importance.get(number, (0, {}))
-        if known != done:
-            importance = await self._ask(_importance, spec, trials)
-            self._importance[number] = done, importance
-        return importance
+        if self._importance.get(number, (0, {}))[0] != done:
+            computing = self._core.keep(self._compute_importance(number, spec, trials, done))
+            await asyncio.wait([computing], timeout=IMPORTANCE_WITHIN_S)
+        return self._importance.get(number, (0, {}))[1]
+
+    async def _compute_importance(
+        self, number: int, spec: SweepSpec, trials: Sequence[Trial], done: int
+    ) -> None:
+        self._importance[number] = done, await self._ask(_importance, spec, trials)
 
     async def _row(self, name: str) -> dict[str, Any]:
         number = name.removeprefix("sweep-")
@@ -355,7 +363,10 @@ class Sweeps:
         change = self._core.store.sweeps.change
         await self._core.in_store(change, run.number, end.state, reason)
         run.over = True
-        self._core.incident("sweep_ended", text)
+        if end.state == "failed":
+            self._core.incident("sweep_failed", text)
+        else:
+            self._core.incident("sweep_ended", text)
 
     async def _register(self, run: _Run, best: Trial) -> str:
         """Register the best trial's weights, if the sweep asks for that; returns what to say."""

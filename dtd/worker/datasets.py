@@ -382,6 +382,7 @@ class JobData:
         self._by, self._requests, self._tell = by, requests, tell
         self._offers: dict[str, Offer] = {}
         self._told: dict[str, m.GetData] = {}
+        self._copied: list[str] = []
         self._connect: Connect
         self._progress: Callable[[], None]
 
@@ -412,7 +413,7 @@ class JobData:
         *,
         connect: Connect,
         progress: Callable[[], None],
-    ) -> None:
+    ) -> list[str]:
         """Return when all data are on this host; `dtd.data_path` then has their paths.
 
         Args:
@@ -421,11 +422,15 @@ class JobData:
             connect: opens connections to other workers.
             progress: called as it advances, and while it waits.
 
+        Returns:
+            For each copy that was fetched its size, its sources and the time that it took.
+
         Raises:
             TaskError: they differ from those of another host, cannot be read, or have no room.
         """
+        self._copied.clear()
         if not wanted:
-            return
+            return []
         self._connect, self._progress = connect, progress
         cache = Cache(self._place, self._limit_bytes)
         contents: dict[str, Content] = {}
@@ -443,6 +448,7 @@ class JobData:
             self.doing = ""
         paths = {name: path_of(content) for name, content in contents.items()}
         os.environ.update(in_environment(paths))
+        return self._copied
 
     def _here(self, job: str, name: str, path: Path, cache: Cache) -> Content | None:
         """The data, if they are at their path or in the cache; the coordinator is told."""
@@ -518,6 +524,10 @@ class JobData:
         self._ask(replace(complete, have_bytes=size, size_bytes=size))
         seconds = round(time.monotonic() - began_s, 3)
         log.info("data_received", data=name, bytes=size, seconds=seconds, sources=sorted(gave))
+        sources = ", ".join(sorted(gave)) or "an earlier fetch"
+        self._copied.append(
+            f"data {name}: copied {shown_bytes(size)} from {sources} in {seconds:.1f} s"
+        )
         return draft.content
 
     def _first_manifest(self, name: str, path: str) -> Manifest:

@@ -199,12 +199,14 @@ class JobThread(threading.Thread, ABC):
         """Work until the process is replaced; every failure becomes a report."""
         try:
             self._watch.begin(time.monotonic())
-            self._datasets.bring(
+            copies = self._datasets.bring(
                 self._prepare.job,
                 self._spec.data,
                 connect=self._connect(),
                 progress=self._reporter.progress,
             )
+            for copy in copies:
+                self._reporter.notice("data_copied", copy)
             self._warm_up()
             self._watch.end()
         except BaseException as error:  # noqa: BLE001 - a user's SystemExit fails the job too

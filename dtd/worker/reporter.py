@@ -273,6 +273,10 @@ class JobReporter(Reporter):
         if event == "checkpoint_failed":
             self.disk_failure = message
         self._log.warning(event, message=message)
+        self.notice(event, message)
+
+    def notice(self, event: str, message: str) -> None:
+        """Something for the job's events."""
         self._tell(m.Notice(job=self._job, event=event, message=cut(message)))
 
     def _tell_progress(self, record: StepRecord) -> None:

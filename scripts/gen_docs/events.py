@@ -97,6 +97,10 @@ def _uses_of(call: ast.Call, called: ast.Attribute, where: str) -> Iterator[Use]
         for name in _names(call.args[0]):
             level = _LEVELS[called.attr]
             yield Use(name=name, kind="event", level=level, fields=fields, where=where)
+    elif called.attr == "notice" and owner in _REPORTERS:
+        for name in _names(call.args[0]):
+            level = "info" if name in QUIET_INCIDENTS else "warning"
+            yield Use(name=name, kind="incident", level=level, fields=(), where=where)
     elif called.attr in _WARNERS or (called.attr == "warning" and owner in _REPORTERS):
         for name in _names(call.args[0]):
             yield Use(name=name, kind="incident", level="warning", fields=(), where=where)

@@ -72,6 +72,9 @@ def test_a_worker_without_the_data_fetches_them_and_both_train(daemons: Daemons)
     original = home(daemons, "worker-0") / "numbers"
     for file in ("deep/rows", "labels", "empty"):
         assert (copy / file).read_bytes() == (original / file).read_bytes()
+    copied = daemons.await_event("data_copied")["message"]
+    assert copied.startswith("worker-1: data numbers: copied ")
+    assert " from worker-0 in " in copied
 
 
 def status_says(daemons: Daemons, text: str) -> bool:

@@ -59,8 +59,9 @@ class Cluster:
     def incident(self, kind: str, message: str, *, worker: str = "", **details: Any) -> None:
         self.told.put_nowait((kind, message))
 
-    def keep(self, work: Any) -> None:
+    def keep(self, work: Any) -> asyncio.Task[Any]:
         self.tasks.append(asyncio.create_task(work))
+        return self.tasks[-1]
 
     async def register(self, request: m.RegisterModel, by: str) -> None:
         if self.refusals:
@@ -129,7 +130,7 @@ class Cluster:
 
     async def hear_end(self) -> str:
         kind, message = await self.told.get()
-        assert kind == "sweep_ended", message
+        assert kind == ("sweep_failed" if "failed" in message else "sweep_ended"), message
         return message
 
     async def states(self, name: str = "sweep-1") -> list[str]:
@@ -140,6 +141,7 @@ class Cluster:
 async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     made = Cluster(tmp_path)
     monkeypatch.setattr(jobs, "submit", lambda core, request: core.submit(request))
+    monkeypatch.setattr("dtd.coordinator.sweeps.IMPORTANCE_WITHIN_S", None)
     yield made
     await made.stop()
     made.store.close()

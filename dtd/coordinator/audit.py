@@ -155,7 +155,7 @@ CHANGING: Final[Mapping[type[Any], Audited]] = {
     m.RevokeToken: Audited(about=("id",)),
     m.RevokeCredential: Audited(about=("name",), results=("revoked", "evicted")),
     m.Enrol: Audited(
-        about=("role", "name", "token_id", "workers"),
+        about=("role", "name", "token_id"),
         results=("replaced",),
         must=Must.BE_ENTERED_BEFORE_ANSWER,
     ),

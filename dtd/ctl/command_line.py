@@ -22,6 +22,7 @@ PROGRAM: Final = "dtdctl"
 HELP_FLAGS: Final = frozenset({"-h", "--help"})
 _WIDTH: Final = 80
 _AGO: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+_CLOCK: Final = re.compile(r"[0-9]{2}:[0-9]{2}(:[0-9]{2})?")
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -127,7 +128,7 @@ def kinds(text: str) -> tuple[str, ...]:
 
 
 def since_s(text: str) -> float:
-    """Read "90m" or "2d" before now, or a date with or without a time, as argparse's `type`.
+    """Read "90m" or "2d" before now, a date, a time of day or both, as argparse's `type`.
 
     Returns:
         The Unix time that is meant.
@@ -136,10 +137,14 @@ def since_s(text: str) -> float:
     if ago is not None:
         return max(0.0, time.time() - int(ago[1]) * _UNIT_S[ago[2]])
     try:
+        if _CLOCK.fullmatch(text):
+            today = dt.datetime.now()  # noqa: DTZ005 - of this host's clock, as it is shown
+            at = dt.datetime.combine(today.date(), dt.time.fromisoformat(text))
+            return (at if at <= today else at - dt.timedelta(days=1)).timestamp()
         return max(0.0, dt.datetime.fromisoformat(text).timestamp())
     except (ValueError, OverflowError, OSError):
         raise argparse.ArgumentTypeError(
-            f'{text!r} is not a time: write "90m", "2d" or "2026-11-22T14:00"'
+            f'{text!r} is not a time: write "90m", "2d", "14:00" or "2026-11-22T14:00"'
         ) from None
 
 

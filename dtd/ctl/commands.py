@@ -49,7 +49,7 @@ _SWEEP = argument("sweep", "SWEEP", "A sweep's id, as `sweep list` shows it.", n
 _SINCE = option(
     "--since",
     "AGO|TIME",
-    'Only from then on: "90m", "2d", "2026-11-22".',
+    'Only from then on: "90m", "2d", "14:00", "2026-11-22".',
     dest="since_s",
     type=since_s,
     default=0.0,

@@ -385,7 +385,11 @@ def record_values(record: Any, *, where: str, into: dict[str, Any] | None = None
 
 _LONG: Final = 16
 _long_list: tuple[object, object, list[Any]] = ((), None, [])
-"""The last long tuple that was sent, its check, and its items: each member gets the same roster."""
+"""The last long tuple that was sent, its check, and its items.
+
+All members get the same roster: with 64 of them its 64 records would be checked and converted
+64 times in one go.  It depends on nothing but the message, so no caller has to hold it.
+"""
 
 
 def _sendable(where: str, check: Check, value: Any) -> Any:

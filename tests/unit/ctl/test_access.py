@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -100,3 +101,10 @@ def test_short_answers(dtdctl, server, result, words, request_, answer, told):
 def test_since_when(text, meant_s, monkeypatch):
     monkeypatch.setattr("dtd.ctl.command_line.time.time", lambda: EXPIRES_S)
     assert since_s(text) == meant_s
+
+
+def test_a_time_of_day_is_the_last_one():
+    now_s = time.time()
+    assert now_s - 61 < since_s(time.strftime("%H:%M", time.localtime(now_s))) <= time.time()
+    ahead = time.strftime("%H:%M:%S", time.localtime(now_s + 300))
+    assert since_s(ahead) < now_s

@@ -164,10 +164,12 @@ def run_script(
     joins = imports_dtd(with_imports(source, path.stem))
     if not joins:
         output.say(f"{path.name} does not call dtd.join: workers start it as torchrun does")
+    task = f"{path.stem}{SCRIPT if joins else LAUNCHED}"
+    _check_plan(task, overrides)
     given = {
         "job": {
             "name": name or name_of(path.stem),
-            "task": f"{path.stem}{SCRIPT if joins else LAUNCHED}",
+            "task": task,
             # In place of the numbers that a script gives to run.batches():
             "global_batch_size": 1,
             "steps": MOST_STEPS,
@@ -175,7 +177,6 @@ def run_script(
         "task": {"args": arguments},
         "elastic": {"max_workers": workers},
     }
-    _check_plan(given["job"]["task"], overrides)
     spec = overridden(given, overrides, source=script)
     answer = _submit(settings, spec, path, Origin(), ships=True)
     return _submitted(settings, answer, wait_for_end=wait_for_end)

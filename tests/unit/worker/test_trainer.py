@@ -114,7 +114,7 @@ def made(kind, journal, post):
             bridge=SimpleNamespace(posting=lambda function: function),
             data=SimpleNamespace(offer=lambda name, resource: None),
             packages=None,
-            datasets=SimpleNamespace(bring=lambda *_names, **_more: None),
+            datasets=SimpleNamespace(bring=lambda *_names, **_more: []),
             environments=SimpleNamespace(versions=""),
             requests=None,
             script=None,

@@ -480,7 +480,7 @@ def disagreement(
     if known and numerics and known != numerics:
         return (
             "its numerics differ (another torch version, device type or processor):"
-            f" {numerics}, not {known}"
+            f' {numerics}, not {known}: have the same torch on both, or [strategy] update = "owner"'
         )
     if reference.steps_total != other.steps_total:
         return f"it would train {other.steps_total} steps, not {reference.steps_total}"

@@ -44,6 +44,7 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
     yield from _best(spec)
     for name in ("optimizer", "schedule", "strategy"):
         yield from _without_effect(spec, name)
+    yield from _owned_updates(spec)
     yield from _local_steps(spec)
     yield from _sharded(spec)
 
@@ -216,6 +217,15 @@ def _encryption(spec: JobSpec) -> Iterator[Conflict]:
             fields=(("sync", "transport"), ("sync", "encryption"), ("sync", "plain_gradients")),
             text=f'does not encrypt: with encryption = "tls" use "ring" instead of'
             f' "{sync.transport}", or say plain_gradients = true',
+        )
+
+
+def _owned_updates(spec: JobSpec) -> Iterator[Conflict]:
+    if spec.strategy.copies_updates and spec.sync.transport != "ring":
+        yield Conflict(
+            fields=(("sync", "transport"), ("strategy", "update")),
+            text=f'must be "ring" with [strategy] update = "owner", not'
+            f" {shown(spec.sync.transport)}",
         )
 
 

@@ -193,6 +193,20 @@ class StrategyTable:
         only_for=SHARDED,
     )
 
+    update: Literal["all", "owner"] = setting(
+        "all",
+        "`all`: each worker computes the whole update, so workers whose results differ in a bit,"
+        " such as a CPU beside a GPU, are refused. `owner`: what one of them has computed for each"
+        " part of the state is copied to the others after each step, so they may differ; sends the"
+        " whole state once more.",
+        only_for=("replicated", *LOCAL),
+    )
+
+    @property
+    def copies_updates(self) -> bool:
+        """Whether workers copy what the owner of each part of the state has computed."""
+        return self.update == "owner"
+
     @property
     def sharded(self) -> bool:
         """Whether the state is divided among the workers, or parameter servers."""

@@ -2,6 +2,9 @@
 
     open the step -> batch -> forward, backward (buckets leave) -> wait -> control word -> commit
 
+With `strategy.update = "owner"` a commit is followed by the copies of its results
+(`dtd.train.state.owned_updates`), before anything looks at the state.
+
 The evaluation of a state, and the agreement on its digest, belong to the step that follows this
 state.  So every step is opened once, in order, and whether these are due depends on the committed
 step alone.  The ring numbers the opened steps consecutively, beginning with the first step of the
@@ -23,7 +26,7 @@ from functools import partial
 
 from dtd.engine.agenda import BeforeStep, after_commit, before_step
 from dtd.engine.control_word import ControlWord, Flags
-from dtd.exchange.api import BucketMemory, Collective
+from dtd.exchange.api import BucketMemory, Collective, CommTiming
 from dtd.observe.profile.spans import COLLECT, COMMIT, COMPUTE, VOTE
 from dtd.process_memory import mapped_blocks, trim_freed_memory
 from dtd.shown import counted
@@ -33,6 +36,7 @@ from dtd.train.evaluation import judge
 from dtd.train.record import EvalRecord, Outcome, OutcomeKind, StepRecord
 from dtd.train.row_shares import RowShares
 from dtd.train.session import JobSession
+from dtd.train.state.owned_updates import OwnedUpdates
 from dtd.train.step import check_skips, commit, contribute
 
 
@@ -91,6 +95,11 @@ class Loop:
         self._trainers = ring.world_size - servers
         self._servers = servers
         self._rows = RowShares(session, ring, self._trainers, names)
+        self._owned = (
+            OwnedUpdates(session.replica, lambda: record_progress(session, ring))
+            if session.spec.strategy.copies_updates
+            else None
+        )
         self._record = StepRecord()
         self._exchange_number = 0
         self._met = False
@@ -109,6 +118,7 @@ class Loop:
         compare = partial(compare_moving, session, ring, self._voters)
         with mapped_blocks():
             self._exchange_number = session.strategy.redistribute(ring, step, compare)
+        self._copy_owned()
 
     def open(self) -> bool:
         """Open the next step and do what is due before it; False if the generation has ended.
@@ -179,13 +189,14 @@ class Loop:
         marks.ended(COMMIT)
         marks.end_step(replica.step)
         record.optimizer_s += time.perf_counter() - averaged_s
-        timing = ring.close_step()
-        record.step_s = time.perf_counter() - self._begun_s
-        record.sent_bytes = timing.sent_bytes
-        record.comm_s = max(0.0, timing.busy_s - record.aside_s)
-        record.exposed_s = max(0.0, timing.exposed_s - record.aside_s)
-        self._rows.measured(record)
-        _report(session, record)
+        timings = [ring.close_step()]
+        try:
+            timings += self._copy_owned()
+        finally:  # the step is committed, whether or not the copies arrive
+            record.step_s = time.perf_counter() - self._begun_s
+            record.communicated(timings)
+            self._rows.measured(record)
+            _report(session, record)
         check_skips(session)
         self._follow(word, flags)
 
@@ -206,6 +217,14 @@ class Loop:
     def _open_exchange(self, buckets: Sequence[BucketMemory]) -> None:
         self._ring.open_step(self._exchange_number, buckets)
         self._exchange_number += 1
+
+    def _copy_owned(self) -> list[CommTiming]:
+        """Replace this rank's results of the last update by their owners', if the job does so."""
+        if self._owned is None:
+            return []
+        timings = self._owned.copy(self._ring, self._exchange_number)
+        self._exchange_number += len(timings)
+        return timings
 
     def _agree(self) -> bytes:
         """Agree with all ranks on the state; returns its digest."""

@@ -16,6 +16,7 @@ from dtd.checkpoint.format import JobFolder
 from dtd.engine.control_word import Flags
 from dtd.engine.shards import WHOLE, ShardSet
 from dtd.engine.step_protocol import StateKey
+from dtd.exchange.api import CommTiming
 
 Warn = Callable[[str, str], None]
 """(event, message)."""
@@ -116,6 +117,12 @@ class StepRecord:
     optimizer_s: float = 0.0
     aside_s: float = 0.0
     sent_bytes: int = 0
+
+    def communicated(self, timings: Sequence[CommTiming]) -> None:
+        """Enter what the step's exchanges have taken, without those beside training."""
+        self.sent_bytes = sum(one.sent_bytes for one in timings)
+        self.comm_s = max(0.0, sum(one.busy_s for one in timings) - self.aside_s)
+        self.exposed_s = max(0.0, sum(one.exposed_s for one in timings) - self.aside_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

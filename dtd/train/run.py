@@ -196,14 +196,21 @@ class JobSessionRunner:
             dataset_rows=len(data.training),
             dataset_fingerprint=rows + session.plan.order.digest.hex(),
             plan_digest=_plan_digest(session),
-            numerics_fingerprint=numerics_fingerprint(self._spec.optimizer, self._device)
-            if self._serves or not self._spec.strategy.has_servers
-            else "",  # it copies what the servers compute
+            numerics_fingerprint=self._numerics(),
             parameters=sum(parameter.numel() for _, parameter in session.replica.trained),
             steps_total=session.plan.steps_total,
             batches=f"global_batch_size = {self._spec.job.global_batch_size}, accumulate ="
             f" {self._spec.train.grad_accumulation}, precision = {self._spec.train.precision}",
         )
+
+    def _numerics(self) -> str:
+        """Return what must be equal among those that compute updates."""
+        strategy = self._spec.strategy
+        if strategy.has_servers and not self._serves:
+            return ""  # it copies what the servers compute
+        if strategy.copies_updates:
+            return f"torch {torch.__version__.partition('+')[0]}"
+        return numerics_fingerprint(self._spec.optimizer, self._device)
 
     def expect(self, step: int, *, rank: int, world_size: int) -> None:
         """A generation begins at this step: load its first batches while the state is transferred.

@@ -151,6 +151,7 @@ COMPARISONS: Final[Mapping[str, Comparison]] = {
         what="sharded state against replicated, ZeRO and FSDP2",
         sides={
             "dtd replicated": Side(strategy={}),
+            "dtd, owner's updates": Side(strategy={"update": "owner"}, over=_FAST),
             **{
                 f"dtd stage {stage}": Side(
                     strategy={"name": "sharded", "stage": stage},

@@ -173,6 +173,14 @@ SHARDED = "strategy.name='sharded'"
         (f"{DILOCO} job.steps=15", "inner_steps: must be at most the job's 15 steps, not 16"),
         (f"{DILOCO} train.precision='float16'", "[train] precision: cannot be float16"),
         # A divided state.
+        (
+            f"{SHARDED} strategy.update='owner'",
+            'update: has no effect with name = "sharded", only with "replicated"',
+        ),
+        (
+            "strategy.update='owner' sync.transport='gloo'",
+            '[sync] transport: must be "ring" with [strategy] update = "owner", not "gloo"',
+        ),
         ("strategy.mirrors=2", 'has no effect with name = "replicated", only with "sharded"'),
         (f"{SHARDED} strategy.codec='int8'", 'codec: cannot be "int8" with [strategy] name = "sh'),
         (f"{SHARDED} sync.transport='gloo'", '[sync] transport: must be "ring" with [strategy]'),

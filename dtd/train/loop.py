@@ -118,7 +118,9 @@ class Loop:
         compare = partial(compare_moving, session, ring, self._voters)
         with mapped_blocks():
             self._exchange_number = session.strategy.redistribute(ring, step, compare)
-        self._copy_owned()
+        if self._owned is not None:
+            session.checkpoints.drop()  # a digest, and a draft, of results that may be replaced now
+            self._copy_owned()
 
     def open(self) -> bool:
         """Open the next step and do what is due before it; False if the generation has ended.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -98,8 +100,9 @@ def test_each_rank_owns_a_part(arena, unlike, monkeypatch) -> None:
 class CutAmongCopies:
     """A collective that raises in a call of one method while the third step is copied."""
 
-    def __init__(self, inner, rank, method: str, call: int) -> None:
+    def __init__(self, inner, rank, method: str, call: int, meet=lambda: None) -> None:
         self._inner, self._rank, self._method, self._left = inner, rank, method, call
+        self._meet = meet
 
     def __getattr__(self, name):
         value = getattr(self._inner, name)
@@ -109,6 +112,7 @@ class CutAmongCopies:
         return value if self._left >= 0 else self._cut
 
     def _cut(self, *arguments):
+        self._meet()
         raise RingBroken("cut by the test")
 
 
@@ -135,3 +139,30 @@ def test_a_break_among_the_copies_loses_no_step(arena, unlike, method, call, mon
     for rank in ranks[1:]:
         assert [one.step for one in rank.recorder.steps] == list(range(1, 9))
         assert not any(one.rows_missing or one.rows_repeated for one in rank.recorder.steps)
+
+
+def test_a_digest_of_results_that_are_replaced_is_dropped(arena, unlike) -> None:
+    """One rank has all copies and has hashed them; another one has none, and becomes an owner."""
+    spec = arena.spec(job={"steps": 8}, train={"digest_every": 1}, strategy=OWNER)
+    ranks = ranks_of(arena, unlike(), spec, 3)
+    hashed = threading.Event()
+    checkpoints = ranks[1].run._session.checkpoints
+    take_digest = checkpoints.take_digest
+
+    def hashing(replica, *arguments) -> None:
+        take_digest(replica, *arguments)
+        if replica.step == 3:
+            hashed.set()
+
+    checkpoints.take_digest = hashing
+
+    def wrap(index, inner):
+        return CutAmongCopies(inner, ranks[2], "wait", 0, hashed.wait) if index == 2 else inner
+
+    arena.generation(ranks, wrap=wrap)
+    assert checkpoints.deferred.awaits(3)
+    for rank in ranks[1:]:
+        rank.run.adopt_local(1, 3)
+    arena.generation(ranks[1:], generation=4)
+    assert_equal(ranks[1:])
+    assert {rank.outcome.step for rank in ranks[1:]} == {8}

@@ -40,7 +40,10 @@ HANGS_S: Final = 1800.0
 PROPERTY: Final = Path("tests/property")
 PROPERTIES: Final = tuple(
     f"test_{one}.py"
-    for one in ("step_protocol", "star", "ring", "transitions", "local_state", "codecs", "sampler")
+    for one in (
+        *("step_protocol", "star", "ring", "transitions", "local_state", "codecs", "sampler"),
+        "allocation",
+    )
 )
 """Tests of pure code, for faults that change nothing in the simulation."""
 FAILS: Final = "a property test fails"

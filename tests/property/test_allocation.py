@@ -91,3 +91,35 @@ def test_moves_take_no_more_than_a_job_has_beyond_its_least(
     for one in claims:
         taken = sum(move.count for move in plan_moves(claims, without) if move.source == one.job)
         assert not taken or one.has - taken >= named[one.job].least
+
+
+@given(st.integers(1, 4), st.lists(st.booleans(), min_size=1, max_size=6))
+def test_jobs_that_share_evenly_keep_what_they_have(each: int, more: list[bool]) -> None:
+    numbers = [each + one for one in more]
+    claims = [
+        Claim(job=f"j-{n}", least=1, most=8, has=has, gives=has, fit=FIT)
+        for n, has in enumerate(numbers)
+    ]
+    assert plan_moves(claims, 0) == []
+
+
+@given(cases())
+def test_no_job_in_the_queue_overtakes_another(case: tuple[list[Claim], int]) -> None:
+    claims, without = case
+    numbers = shares(claims, sum(one.has for one in claims) + without)
+    begins = [numbers[one.job] > 0 for one in claims if one.queued]
+    assert begins == sorted(begins, reverse=True)
+
+
+@given(cases())
+def test_workers_come_from_the_lowest_priority_that_has_some_to_spare(
+    case: tuple[list[Claim], int],
+) -> None:
+    claims, without = case
+    numbers = shares(claims, sum(one.has for one in claims) + without)
+    spare = {one.job: max(0, one.has - numbers[one.job]) for one in claims}
+    priority = {one.job: one.priority for one in claims}
+    for move in plan_moves(claims, without):
+        lower = [job for job in spare if priority[job] < priority[move.source]]
+        assert not any(spare[job] for job in lower)
+        spare[move.source] -= move.count

@@ -13,7 +13,8 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,7 @@ POLL_S: Final = 5.0
 RUN_S: Final = 10.0
 QUIET_S: Final = 60.0
 _REASON_CHARACTERS: Final = 200
+_READ_BYTES: Final = 4096
 
 
 def check_command(command: Path | None) -> None:
@@ -106,25 +108,37 @@ class Notice:
             OSError: it cannot be run.
             TimeoutError: it has not ended within `RUN_S`.
         """
-        # No time limit here: a start that is cancelled waits for all that the command has started.
-        process = await asyncio.create_subprocess_exec(
-            self._command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        try:
-            async with asyncio.timeout(RUN_S):
-                said = await process.stdout.read(4096)
-                code = await process.wait()
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # with whatever it has started
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.communicate()
+        with _pipe() as (output, its_end):
+            process = await asyncio.create_subprocess_exec(
+                self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=its_end,
+                stderr=its_end,
+                start_new_session=True,
+            )
+            try:
+                async with asyncio.timeout(RUN_S):
+                    code = await process.wait()
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # with whatever it has started
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+            said = output.read(_READ_BYTES) or b""  # None: nothing, and somebody still may
         text = said.decode("utf-8", "replace").strip().partition("\n")[0]
         return code, one_line(text, _REASON_CHARACTERS)
+
+
+@contextlib.contextmanager
+def _pipe() -> Iterator[tuple[FileIO, FileIO]]:
+    """A pipe whose reading end never waits.
+
+    With one of asyncio, a process counts as running for as long as anything that it has started
+    holds the other end.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    with FileIO(reading, "r") as output, FileIO(writing, "w") as its_end:
+        yield output, its_end
 
 
 class Departure:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import select
+import signal
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,22 @@ def test_a_command_that_hangs_asks_for_nothing_and_is_killed(
             select.select([child], [], [])  # until the kernel has ended it
         finally:
             os.close(child)
+
+
+def test_what_a_command_leaves_running_is_not_waited_for(command: Path) -> None:
+    pid = command.with_name("pid")
+    command.write_text(
+        f"#!/bin/sh\nsetsid sleep 1000 & echo $! >{pid}; echo it; sleep 0.05; echo ends\n"
+    )
+
+    async def ask() -> str:
+        async with asyncio.timeout(5):
+            return await notice(command).ask()
+
+    try:
+        assert asyncio.run(ask()) == "it"
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 def test_a_command_that_cannot_be_run_asks_for_nothing(command: Path) -> None:

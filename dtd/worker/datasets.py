@@ -510,6 +510,10 @@ class JobData:
     def _fetched(self, name: str, path: str, cache: Cache) -> Content:
         """The data, copied from other workers."""
         manifest = self._first_manifest(name, path)
+        same = self._offers.get(manifest.digest)
+        if same is not None:  # data of another name are equal
+            self._offer(same.content, self._told[name])
+            return same.content
         began_s = time.monotonic()
         draft = cache.draft(manifest, in_use=[*self._offers], progress=self._progress)
         try:

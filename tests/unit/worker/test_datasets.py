@@ -184,6 +184,22 @@ def test_a_full_disk_is_named(source, original, tmp_path, monkeypatch):
         brought(tmp_path, Answers(original.manifest.digest, [first]))
 
 
+@pytest.mark.parametrize("is_here", [False, True])
+def test_equal_data_of_two_names_are_on_a_host_once(source, original, tmp_path, is_here):
+    first = source("first", Flaky(original, 100))
+    data = JobData(
+        *(tmp_path / "cache", 1 << 30),
+        by="worker-9",
+        requests=Answers(original.manifest.digest, [first]),
+        tell=queue.SimpleQueue().put,
+    )
+    paths = {"x": str(original.root) if is_here else "/nowhere/x", "y": "/nowhere/y"}
+    data.bring("j", paths, connect=connect_tcp, progress=lambda: None)
+    assert data_path("y") == data_path("x")
+    assert same(data_path("y"), original)
+    assert sorted(first.content.reads) == ([] if is_here else [*range(CHUNKS)])
+
+
 def test_own_data_that_differ_are_named_with_the_file(source, original, tmp_path):
     first = source("first", original)
     own = tmp_path / "own"

@@ -456,7 +456,12 @@ class JobData:
         nothing = m.GetData(job=job, name=name)
         try:
             content = cache.original(path, self._progress)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if path.exists():
+                raise TaskError(
+                    f"{error.filename} is a link to nothing, or was just removed",
+                    remedy="remove the link, or submit the job when the data are complete",
+                ) from None
             digest = self._ask(nothing).digest
             copy = cache.copy(digest, self._progress) if digest else None
             if copy is not None:

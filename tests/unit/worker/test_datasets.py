@@ -200,6 +200,13 @@ def test_equal_data_of_two_names_are_on_a_host_once(source, original, tmp_path, 
     assert sorted(first.content.reads) == ([] if is_here else [*range(CHUNKS)])
 
 
+def test_data_that_lack_a_file_are_not_waited_for(original, tmp_path):
+    link = original.root / "link"
+    link.symlink_to("nothing")
+    with pytest.raises(TaskError, match=f"data x: {link} is a link to nothing"):
+        brought(tmp_path, Answers(original.manifest.digest, []), str(original.root))
+
+
 def test_own_data_that_differ_are_named_with_the_file(source, original, tmp_path):
     first = source("first", original)
     own = tmp_path / "own"

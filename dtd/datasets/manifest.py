@@ -191,10 +191,20 @@ def look(path: Path) -> tuple[Path, bool, list[Found]]:
         TaskError: there is something that is not a regular file, or a link out of the directory.
         OSError: they cannot be read.
     """
-    root = path.resolve(strict=True)
-    if not root.is_dir():
-        return root.parent, True, [_regular(root, root.name)]
-    found = []
+    root = Path(os.path.realpath(path, strict=True))  # `resolve` knows no OSError for a loop
+    single = not root.is_dir()
+    found = [_regular(root, root.name)] if single else _below(root)
+    size_bytes = sum(one.size for one in found)
+    if size_bytes > MAX_BYTES:
+        raise TaskError(
+            f"{root} has {size_bytes} bytes, more than {MAX_BYTES}",
+            remedy="put it on every host, and let the task take its path as an argument",
+        )
+    return root.parent if single else root, single, found
+
+
+def _below(root: Path) -> list[Found]:
+    found: list[Found] = []
     for place, directories, names in os.walk(root, onerror=_raise):
         for name in directories:
             if (Path(place) / name).is_symlink():
@@ -204,7 +214,7 @@ def look(path: Path) -> tuple[Path, bool, list[Found]]:
                 )
         for name in names:
             file = Path(place) / name
-            if file.is_symlink() and not file.resolve().is_relative_to(root):
+            if file.is_symlink() and not Path(os.path.realpath(file)).is_relative_to(root):
                 raise TaskError(
                     f"{file} is a link that leads out of {root}",
                     remedy="copy the file there, or name a directory that has both in [data]",
@@ -214,8 +224,7 @@ def look(path: Path) -> tuple[Path, bool, list[Found]]:
             raise TaskError(
                 f"{root} has more than {MAX_FILES} files", remedy="pack them into archives"
             )
-    _check_size(root, found)
-    return root, False, sorted(found, key=lambda one: os.fsencode(one.path))
+    return sorted(found, key=lambda one: os.fsencode(one.path))
 
 
 def _raise(error: OSError) -> None:
@@ -231,15 +240,6 @@ def _regular(file: Path, name: str) -> Found:
     except UnicodeEncodeError:
         raise TaskError(f"{str(file)!a}: its name is not UTF-8", remedy="rename it") from None
     return Found(name, status.st_size, status.st_mtime_ns)
-
-
-def _check_size(root: Path, found: Sequence[Found]) -> None:
-    size_bytes = sum(one.size for one in found)
-    if size_bytes > MAX_BYTES:
-        raise TaskError(
-            f"{root} has {size_bytes} bytes, more than {MAX_BYTES}",
-            remedy="put it on every host, and let the task take its path as an argument",
-        )
 
 
 def scan(root: Path, single: bool, found: Sequence[Found], progress: Progress) -> Manifest:

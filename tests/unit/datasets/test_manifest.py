@@ -11,6 +11,7 @@ import pytest
 
 from dtd.datasets.manifest import (
     CHUNK_BYTES,
+    MAX_BYTES,
     Manifest,
     Piece,
     first_difference,
@@ -90,6 +91,21 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
         (tmp_path / "l").symlink_to("d")
     with pytest.raises(TaskError):
         look(tmp_path)
+
+
+def test_links_in_a_circle_are_an_error_of_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "l").symlink_to("l")
+    for path in (tmp_path, tmp_path / "l"):
+        with pytest.raises(OSError, match="Too many levels of symbolic links"):
+            look(path)
+
+
+def test_too_many_bytes_are_refused_unread(tmp_path: Path) -> None:
+    with (tmp_path / "f").open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    for path in (tmp_path, tmp_path / "f"):
+        with pytest.raises(TaskError, match=f"{path} has {MAX_BYTES + 1} bytes, more than"):
+            look(path)
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path) -> None:

@@ -207,18 +207,20 @@ class Scans:
                     f"files in {path} have changed while they were read",
                     remedy="submit the job when the data are complete",
                 )
-            self.remember(path, manifest, mark=mark)
+            self.remember(path, manifest, found, mark=mark)
         return Content(root, manifest)
 
-    def remember(self, path: Path, manifest: Manifest, *, mark: str = "") -> None:
-        """These data are at this path now; without a room for that they are read once more."""
+    def remember(
+        self, path: Path, manifest: Manifest, found: Sequence[Found], *, mark: str = ""
+    ) -> None:
+        """Files that were found at this path have this manifest; if lost, they are read again."""
         with contextlib.suppress(OSError):
             self._place.mkdir(parents=True, exist_ok=True)
             memos = sorted(self._place.iterdir(), key=lambda one: one.stat().st_mtime_ns)
             for old in memos[: max(0, len(memos) - MAX_SCANS + 1)]:
                 old.unlink()
             draft = self._memo(path).with_suffix(PART)
-            draft.write_bytes(_stamp(mark, look(path)[2]).encode() + manifest.encoded)
+            draft.write_bytes(_stamp(mark, found).encode() + manifest.encoded)
             draft.rename(self._memo(path))
 
     def _known(self, path: Path, stamp: str) -> Manifest | None:
@@ -359,7 +361,7 @@ class Cache:
         """
         draft.publish()
         path = path_of(draft.content)
-        self._scans.remember(path, draft.content.manifest, mark=self._boot)
+        self._scans.remember(path, draft.content.manifest, look(path)[2], mark=self._boot)
 
     def _copies(self) -> Iterator[Copy]:
         for path in self._place.iterdir():

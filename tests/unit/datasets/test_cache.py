@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dtd.datasets.cache import Cache, Copy, Draft, path_of, what_goes
+from dtd.datasets.cache import Cache, Copy, Draft, Scans, path_of, what_goes
 from dtd.datasets.manifest import CHUNK_BYTES
 from dtd.errors import TaskError
 
@@ -88,6 +89,20 @@ def test_files_are_read_once(cache: Cache, data: Path) -> None:
     (data / "small").write_bytes(b"other")
     cache.original(data, lambda: reads.append(None))
     assert len(reads) > before
+
+
+def test_a_change_just_after_the_reading_is_seen_by_the_next(
+    cache: Cache, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember = Scans.remember
+
+    def late(*arguments: Any, **options: Any) -> None:
+        (data / "small").write_bytes(b"other")
+        remember(*arguments, **options)
+
+    monkeypatch.setattr(Scans, "remember", late)
+    before = cache.original(data, progress).manifest
+    assert cache.original(data, progress).manifest != before
 
 
 def test_a_single_file_keeps_its_name(cache: Cache, data: Path) -> None:

@@ -49,7 +49,7 @@ from dtd.worker.cluster_access import (
     with_hosts,
 )
 from dtd.worker.control import ControlConnection, Requests
-from dtd.worker.datasets import PREFIX as DATA
+from dtd.worker.data_offer import PREFIX as DATA
 from dtd.worker.datasets import JobData
 from dtd.worker.environments import ENVIRONMENTS, Environments
 from dtd.worker.host_checks import ATEN_CPU_CAPABILITY

@@ -19,7 +19,8 @@ from dtd.net.blocking_link import connect_tcp
 from dtd.net.data_server import DataServer, Resource
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
-from dtd.worker.datasets import JobData, Offer, all_chunks
+from dtd.worker.data_offer import Offer, all_chunks
+from dtd.worker.datasets import JobData
 from tests.unit.conftest import LoopThread
 
 SECRET = b"w" * 32

@@ -14,8 +14,8 @@ from typing import Final
 
 from dtd.cluster.admission import MAX_KNOWN_WORKERS
 from dtd.errors import ErrorCode, ProtocolError
-from dtd.net.data_server import PROBE_SCOPE
 from dtd.net.link import Link
+from dtd.net.resources import PROBE_SCOPE
 from dtd.wire import messages as m
 from dtd.wire.data_keys import generation_secret, ticket_key, worker_secret
 

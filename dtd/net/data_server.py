@@ -8,335 +8,30 @@ resource that a ticket names. A caller from a generation that this worker does n
 without a WELCOME; one from an older generation is refused. No caller is attached to anything before
 PROVE, so a replayed HELLO gains nothing, and an address whose callers repeatedly fail to prove
 themselves is blocked for a while (`dtd.net.limits`). Runs on the event loop.
-
-A state is offered at a step boundary, by every worker that holds it, and withdrawn before it
-changes; a client that asks too early waits and regularly receives a sign of life.  Only files are
-read in other threads.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from dtd.address import Address
-from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
-from dtd.net.coding_link import Coding, CodingLink
+from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.net.coding_link import CodingLink
+from dtd.net.fetch_server import FetchHandler
 from dtd.net.limits import ConnectionLimiter
 from dtd.net.link import HANDSHAKE_TIMEOUT_S, Link
+from dtd.net.resources import Resource
 from dtd.net.server import Server
 from dtd.planes import PLANES
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
-from dtd.wire.frames import MAX_HEADER_BYTES, Hold
+from dtd.wire.frames import Hold
 from dtd.wire.session import DATA_ROLES, welcome
-
-# --- what can be fetched ---------------------------------------------------------------------
-
-MEASURE_PREFIX: Final = "measure/"
-MAX_MEASURED_BYTES: Final = 64 * 1024 * 1024
-ZEROS_BYTES: Final = 4 * 1024 * 1024
-_ZEROS: Final = memoryview(bytes(ZEROS_BYTES))
-
-Reader = Callable[[int, int], "bytes | memoryview"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blob:
-    """Bytes that may be fetched: `read(offset, length)` returns a range.
-
-    Attributes:
-        in_memory: reading never blocks.
-        item_bytes: width of the elements as which it is coded.  Files have several: most of their
-            elements are float32, and of those of 16 bits every second one is shortened.
-    """
-
-    name: str
-    size_bytes: int
-    read: Reader
-    in_memory: bool = False
-    item_bytes: int = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resource:
-    """The resource that one FETCH_OPEN opens."""
-
-    manifest: bytes
-    blobs: Sequence[Blob]
-
-
-def memory_blob(name: str, view: memoryview, item_bytes: int) -> Blob:
-    """A blob in memory; its ranges are not copied."""
-    return Blob(
-        name=name,
-        size_bytes=len(view),
-        read=lambda offset, length: view[offset : offset + length],
-        in_memory=True,
-        item_bytes=item_bytes,
-    )
-
-
-def file_blob(path: Path) -> Blob:
-    """A blob in a file."""
-
-    def read(offset: int, length: int) -> bytes:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(length)
-
-    return Blob(name=path.name, size_bytes=path.stat().st_size, read=read)
-
-
-def zeros(name: str) -> Resource:
-    """The resource "measure/BYTES": BYTES zeros, to measure a link without touching any state.
-
-    All ranges come from one small buffer that all clients share.
-
-    Raises:
-        RequestRefused: BYTES is not a number, or is too large.
-    """
-    digits = name.removeprefix(MEASURE_PREFIX)
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= len(str(MAX_MEASURED_BYTES))):
-        raise RequestRefused(f"{name!r} does not state a number of bytes")
-    size_bytes = int(digits)
-    if not 0 < size_bytes <= MAX_MEASURED_BYTES:
-        raise RequestRefused(f"{name!r} is not in 1..{MAX_MEASURED_BYTES} bytes")
-    blob = Blob(name="zeros", size_bytes=size_bytes, read=_read_zeros, in_memory=True)
-    return Resource(manifest=b"", blobs=[blob])
-
-
-def _read_zeros(offset: int, length: int) -> memoryview:
-    """Ranges are checked against the blob and against the largest range before."""
-    del offset
-    return _ZEROS[:length]
-
-
-# --- serving those that fetch ---------------------------------------------------------------------
-
-MAX_FETCH_BYTES: Final = 4 * 1024 * 1024
-MAX_REQUESTS_AHEAD: Final = 16
-READ_AHEAD_BYTES: Final = 2 * 1024 * 1024
-"""With more than this waiting to be sent, no further range is read: the next one is coded while
-those before it are on their way."""
-STORED: Final = ("checkpoint/", "model/", "profile/", "data/")
-"""Resources that are files, and stay open when a state is withdrawn."""
-STILL_WAITING_S: Final = 0.25
-INFO_BLOBS: Final = MAX_HEADER_BYTES // 512
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Opened:
-    """A resource that one link fetches; ranges are served one after the other."""
-
-    resource: Resource
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
-class FetchHandler:
-    """The resources offered here, and the clients that fetch them.
-
-    Args:
-        open_on_disk: returns the resource of "checkpoint/DIRECTORY/NAME", "model/VERSION",
-            "profile/NAME" or "data/DIGEST", run in a thread; raises DtdError when there is none.
-    """
-
-    def __init__(self, open_on_disk: Callable[[str], Resource]) -> None:
-        self._open_on_disk = open_on_disk
-        self._offers: dict[str, asyncio.Future[Resource]] = {}
-        self._scopes: dict[Link, str] = {}
-        self._open: dict[Link, _Opened] = {}
-        self._unanswered: Counter[Link] = Counter()
-        self._coding = Coding("auto")
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def close(self) -> None:
-        """Stop serving."""
-        for task in self._tasks:
-            task.cancel()
-        self._coding.close()
-
-    def offer(self, resource: str, content: Resource) -> None:
-        """Let clients fetch this until `withdraw`."""
-        future = self._offer(resource)
-        if not future.done():
-            future.set_result(content)
-
-    def withdraw(self) -> None:
-        """End all offers, including those that clients wait for; checkpoints stay open."""
-        offers, self._offers = self._offers, {}
-        ended = [future.result() for future in offers.values() if future.done()]
-        for future in offers.values():
-            future.cancel()
-        for link, opened in tuple(self._open.items()):
-            if any(opened.resource is resource for resource in ended):
-                del self._open[link]
-                if link.queued_bytes():
-                    link.abort()  # queued payloads are in memory that will change
-                else:
-                    link.fail(ProtocolError(ErrorCode.REFUSED, "the state is no longer offered"))
-
-    def _offer(self, resource: str) -> asyncio.Future[Resource]:
-        if resource not in self._offers:
-            self._offers[resource] = asyncio.get_running_loop().create_future()
-        return self._offers[resource]
-
-    # --- links -------------------------------------------------------------------------------
-
-    def admit(self, link: CodingLink, resource: str) -> None:
-        """Allow this link to fetch this one resource."""
-        link.coding = self._coding
-        self._scopes[link] = resource
-
-    def request(self, link: CodingLink, message: m.Message) -> None:
-        """A client requests a resource, or a range of the open one.
-
-        Raises:
-            ProtocolError: it is not such a request, or exceeds the number of open requests.
-        """
-        if self._unanswered[link] >= MAX_REQUESTS_AHEAD:
-            raise ProtocolError(
-                ErrorCode.REFUSED, f"{MAX_REQUESTS_AHEAD} requests have not been answered yet"
-            )
-        if isinstance(message, m.FetchRange) and self._answer_at_once(link, message):
-            return
-        if isinstance(message, m.FetchOpen):
-            self._check_scope(link, message.resource)
-            task = asyncio.create_task(self._answer_open(link, message.resource))
-        elif isinstance(message, m.FetchRange):
-            task = asyncio.create_task(self._answer_range(link, message))
-        else:
-            raise ProtocolError(ErrorCode.WRONG_STATE, "not served here")
-        self._unanswered[link] += 1
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _check_scope(self, link: Link, resource: str) -> None:
-        if resource != self._scopes.get(link):
-            allowed = self._scopes.get(link) or "nothing"
-            raise ProtocolError(
-                ErrorCode.REFUSED, f"{resource} was asked for with a key that opens {allowed}"
-            )
-
-    def forget(self, link: Link) -> None:
-        """A client's link has ended."""
-        self._scopes.pop(link, None)
-        self._open.pop(link, None)
-        self._unanswered.pop(link, None)
-
-    # --- answers -----------------------------------------------------------------------------
-
-    async def _answer_open(self, link: Link, name: str) -> None:
-        try:
-            resource = await self._find(link, name)
-        except DtdError as error:
-            link.fail(ProtocolError(ErrorCode.REFUSED, error.message, remedy=error.remedy))
-            return
-        except OSError as error:  # retention has just deleted it, or the disk fails
-            link.fail(ProtocolError(ErrorCode.REFUSED, f"{name} cannot be read: {error}"))
-            return
-        except asyncio.CancelledError:
-            link.fail(ProtocolError(ErrorCode.REFUSED, f"{name} is no longer offered"))
-            raise
-        if link.closing:
-            return
-        self._open[link] = _Opened(resource=resource)
-        infos = [m.BlobInfo(name=b.name, size_bytes=b.size_bytes) for b in resource.blobs]
-        for start in range(0, max(1, len(infos)), INFO_BLOBS):
-            more = start + INFO_BLOBS < len(infos)
-            page = tuple(infos[start : start + INFO_BLOBS])
-            link.send(m.FetchInfo(blobs=page, more=more), b"" if more else resource.manifest)
-        self._answered(link)
-
-    async def _find(self, link: Link, name: str) -> Resource:
-        if name.startswith(STORED):
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(None, self._open_on_disk, name)
-        if name.startswith(MEASURE_PREFIX):
-            return zeros(name)
-        offer = self._offer(name)
-        while not offer.done():
-            await asyncio.wait([offer], timeout=STILL_WAITING_S)
-            if link.closing:
-                raise asyncio.CancelledError
-            if not offer.done():  # empty: this side is alive and preparing it
-                link.send(m.FetchInfo(blobs=(), more=True))
-        if self._offers.get(name) is not offer:  # withdrawn before this task ran
-            raise asyncio.CancelledError
-        return offer.result()
-
-    def _answered(self, link: Link) -> None:
-        if link in self._unanswered:
-            self._unanswered[link] -= 1
-
-    def _answer_at_once(self, link: CodingLink, request: m.FetchRange) -> bool:
-        """Answer at once if the blob is in memory and nothing is queued; return whether it was."""
-        opened = self._open.get(link)
-        if self._unanswered[link] or link.queued_bytes() or opened is None:
-            return False
-        blob = _blob_of(opened, request)
-        if blob.in_memory:
-            _send_range(link, request, blob, blob.read(request.offset, request.length))
-        return blob.in_memory
-
-    async def _answer_range(self, link: CodingLink, request: m.FetchRange) -> None:
-        opened = self._open.get(link)
-        async with opened.turn if opened is not None else contextlib.nullcontext():
-            try:
-                blob = _blob_of(self._open.get(link), request)
-                data = await _read(blob, request)
-            except ProtocolError as error:
-                link.fail(error)
-                return
-            except OSError as error:
-                link.fail(ProtocolError(ErrorCode.REFUSED, f"cannot be read: {error}"))
-                return
-            _send_range(link, request, blob, data)
-            self._answered(link)
-            while link.queued_bytes() > READ_AHEAD_BYTES and (drained := link.drained()):
-                await drained
-
-
-async def _read(blob: Blob, request: m.FetchRange) -> bytes | memoryview:
-    if blob.in_memory:
-        return blob.read(request.offset, request.length)
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(None, blob.read, request.offset, request.length)
-
-
-def _send_range(
-    link: CodingLink, request: m.FetchRange, blob: Blob, data: bytes | memoryview
-) -> None:
-    message = m.FetchData(blob=request.blob, offset=request.offset)
-    link.send(message, memoryview(data), blob.item_bytes)
-
-
-def _blob_of(opened: _Opened | None, request: m.FetchRange) -> Blob:
-    """The blob that contains the range.
-
-    Raises:
-        ProtocolError: there is none.
-    """
-    if opened is None or request.blob >= len(opened.resource.blobs):
-        raise ProtocolError(ErrorCode.BAD_FIELD, "FETCH_RANGE.blob: no such blob is open")
-    blob = opened.resource.blobs[request.blob]
-    end = request.offset + request.length
-    if not 0 < request.length <= MAX_FETCH_BYTES or end > blob.size_bytes:
-        raise ProtocolError(
-            ErrorCode.BAD_FIELD,
-            f"FETCH_RANGE: {request.length} bytes at {request.offset}"
-            f" of {blob.size_bytes} is out of range",
-        )
-    return blob
-
-
-# --- the port ------------------------------------------------------------------------------------
 
 MAX_EARLY: Final = 64
 MAX_UNPROVEN: Final = 512
@@ -348,9 +43,6 @@ for authenticated callers.
 
 UNPROVEN_S: Final = 2 * HANDSHAKE_TIMEOUT_S
 """Every link's own handshake time-out is shorter, and reports the reason."""
-
-PROBE_SCOPE: Final = f"{MEASURE_PREFIX}{MAX_MEASURED_BYTES}"
-"""The resource that a worker may fetch to test and measure its link to another worker."""
 
 RING_STAGING_BYTES: Final = 4608
 """A frame with up to 4 KiB of payload is read at once with header and tag; of a larger one only
@@ -367,8 +59,7 @@ class DataServer:
 
     Args:
         name: this worker's name, stated in WELCOME.
-        open_on_disk: returns the resource of "checkpoint/DIRECTORY/NAME" or "profile/NAME", run in
-            a thread; raises CheckpointError when there is none.
+        open_on_disk: see `FetchHandler`.
 
     Attributes:
         worker_secret: the secret for verifying tickets; empty until the coordinator has sent it.

@@ -35,8 +35,8 @@ from dtd.errors import CheckpointError, PartsDiffer
 from dtd.job.terms import folder_of
 from dtd.net.attempts import addresses
 from dtd.net.blocking_link import Connect
-from dtd.net.data_server import Resource, file_blob
 from dtd.net.fetch_client import FetchClient
+from dtd.net.resources import Resource, file_blob
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
 from dtd.worker.control import Requests

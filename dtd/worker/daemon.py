@@ -28,9 +28,10 @@ from dtd.errors import CheckpointError, ConfigError, DtdError, JobSpecError, Req
 from dtd.exchange.collective import Bridge
 from dtd.job import JobSpec, from_mapping
 from dtd.net.blocking_link import Connect, connect_tcp
-from dtd.net.data_server import DataServer, Resource
+from dtd.net.data_server import DataServer
 from dtd.net.link import Link
 from dtd.net.liveness import Lifeline
+from dtd.net.resources import Resource
 from dtd.net.tls import tls_connect
 from dtd.observe.metrics.endpoint import members_only
 from dtd.observe.metrics.worker import WorkerMetrics

@@ -11,7 +11,7 @@ from typing import Final
 
 from dtd.datasets.cache import Content
 from dtd.datasets.manifest import CHUNK_BYTES, Manifest
-from dtd.net.data_server import Blob, Resource
+from dtd.net.resources import Blob, Resource
 
 PREFIX: Final = "data/"
 

@@ -24,7 +24,7 @@ from dtd.datasets.local import in_environment
 from dtd.datasets.manifest import MAX_MANIFEST_BYTES, Manifest, first_difference, parse
 from dtd.errors import DtdError, TaskError
 from dtd.net.blocking_link import Connect
-from dtd.net.data_server import Resource
+from dtd.net.resources import Resource
 from dtd.shown import shown_bytes
 from dtd.wire import messages as m
 from dtd.worker.control import Requests

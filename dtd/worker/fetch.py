@@ -20,8 +20,8 @@ from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused, RingB
 from dtd.exchange.schedule.neighbours import CORRUPT, RESET, SILENT, UNREACHABLE
 from dtd.net.attempts import Routes
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp, first_link
-from dtd.net.data_server import MAX_REQUESTS_AHEAD
 from dtd.net.fetch_client import open_resource, unexpected
+from dtd.net.fetch_server import MAX_REQUESTS_AHEAD
 from dtd.planes import PLANES, PlaneCoder, check_coded
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential

@@ -34,8 +34,8 @@ from dtd.durable import make_directory, sync_directory, synced
 from dtd.errors import CheckpointError, DtdError, RequestRefused
 from dtd.json_reader import read_json
 from dtd.net.blocking_link import Connect
-from dtd.net.data_server import Resource, file_blob
 from dtd.net.fetch_client import file_digest
+from dtd.net.resources import Resource, file_blob
 from dtd.registry import MOST_OF_A_WORKER
 from dtd.shown import one_line
 from dtd.wire import messages as m

@@ -33,7 +33,7 @@ from dtd.errors import (
 from dtd.exchange.collective import RingCollective
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED
-from dtd.net.data_server import Resource, memory_blob
+from dtd.net.resources import Resource, memory_blob
 from dtd.shown import one_line
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from dtd.net.data_server import STILL_WAITING_S
+from dtd.net.fetch_server import STILL_WAITING_S
 from tests.sim.network import Port
 from tests.sim.replica import State
 from tests.sim.surroundings import Pace

@@ -16,7 +16,8 @@ from dtd.datasets.local import VARIABLE, data_path
 from dtd.datasets.manifest import CHUNK_BYTES, Manifest
 from dtd.errors import TaskError
 from dtd.net.blocking_link import connect_tcp
-from dtd.net.data_server import DataServer, Resource
+from dtd.net.data_server import DataServer
+from dtd.net.resources import Resource
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
 from dtd.worker.data_offer import Offer, all_chunks

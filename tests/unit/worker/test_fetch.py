@@ -9,12 +9,13 @@ import threading
 import numpy as np
 import pytest
 
-import dtd.net.data_server as fetch_desk_module
 from dtd.address import Address
 from dtd.errors import CheckpointError, RingBroken
+from dtd.net import fetch_server
 from dtd.net.blocking_link import connect_tcp
 from dtd.net.coding_link import Coding
-from dtd.net.data_server import Blob, DataServer, Resource, memory_blob
+from dtd.net.data_server import DataServer
+from dtd.net.resources import Blob, Resource, memory_blob
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
 from dtd.wire.session import DataCredential
@@ -203,7 +204,7 @@ class Waiting(PlayedSocket):
 def test_a_donor_that_prepares_its_state_for_longer_than_the_limit_is_not_given_up(
     source, monkeypatch
 ):
-    monkeypatch.setattr(fetch_desk_module, "STILL_WAITING_S", 0.02)
+    monkeypatch.setattr(fetch_server, "STILL_WAITING_S", 0.02)
     run, opened = Importer(), queue.SimpleQueue()
 
     def connect(address, timeout_s):

@@ -1,29 +1,15 @@
-"""The memory that a job needs in one worker: available, calculated, measured.
+"""The memory that a job needs in one worker, calculated before its first step.
 
-*Available* is what this process can still take: of its GPU, of the host, of its control groups
-(cgroups(7)), which limit a service or container below the memory of its host.  What a group has in
-use counts, except what the kernel gives back before it ends a process: pages of files, also those
-in active use, and its own caches.  Both hierarchies are read, the unified one and version 1.
-
-*Calculated* before the first step: parameters, buckets (the gradients' home, and narrow twins that
-travel in their place), the optimizer's state, the copy that a checkpoint makes.  A job that does
-not fit is refused.
-
-*Measured* in one early step of each generation: what lies in tensors, and what forward and backward
-allocate at their peak.  On a CPU the peak of what autograd keeps for backward is counted, by hooks
-on the tensors that it saves: torch's profiler has to start in the thread that initialised it, and
-processes with a process group crashed or hung when a generation ended while it ran.  The figures go
-to the coordinator with heartbeats (`dtd.doctor.memory` names the parts).
+Parameters, buckets (the gradients' home, and narrow twins that travel in their place), the
+optimizer's state, the copy that a checkpoint makes.  A job that does not fit is refused.  What it
+then uses is measured in `dtd.train.memory_meter`.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import torch
@@ -33,7 +19,6 @@ from dtd.doctor.memory import (
     REPLICATED,
     TRAINING_BYTES,
     Division,
-    Room,
     StateSize,
     shortage,
     state_parts,
@@ -48,76 +33,9 @@ from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.nested import leaves
 from dtd.strategy.sharded.units import units_of
 from dtd.strategy.sharded.wire_pool import pool_bytes
-from dtd.train.record import MemoryRecord, Reporter
+from dtd.train.available_memory import available_memory
 from dtd.train.state.replica import Replica
-from dtd.train.state.tensors import MODEL, OPTIMIZER, named_tensors
-
-_ROOT: Final = Path("/")
-_UNLIMITED_BYTES: Final = 1 << 60
-"""Numbers of this size mean "unlimited" in version 1."""
-_UNIFIED: Final = ("memory.max", "memory.current", "")
-_VERSION_1: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-_RECLAIMABLE: Final = ("inactive_file", "active_file", "slab_reclaimable")
-"""Memory that the kernel can give back, by field; shared memory is in none of them."""
-
-
-def available_memory(device: torch.device, root: Path = _ROOT) -> Room:
-    """Return what can still be allocated, and what limits it.
-
-    Args:
-        device: the model's device.
-        root: of the file system.
-    """
-    if device.type == "cuda":
-        free: int = torch.cuda.mem_get_info(device)[0]
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return Room(bytes=free + cached, limit=f"free memory of {device}")
-    rooms = [Room(bytes=_host_bytes(root), limit="available memory of the host"), *_groups(root)]
-    return min(rooms, key=lambda room: room.bytes)
-
-
-def _host_bytes(root: Path) -> int:
-    """Free memory of the host, with the memory that the kernel can give back."""
-    lines = (root / "proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-
-
-def _groups(root: Path) -> Iterator[Room]:
-    """Yield the free memory of each group that contains this process and has a limit."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except FileNotFoundError:  # a kernel without control groups
-        return
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            mount, files = root / "sys/fs/cgroup", _UNIFIED
-        elif "memory" in controllers.split(","):
-            mount, files = root / "sys/fs/cgroup/memory", _VERSION_1
-        else:
-            continue
-        own = PurePosixPath(path)
-        for group in (own, *own.parents):
-            room = _left(mount / str(group).lstrip("/"), files, str(group))
-            if room is not None:
-                yield room
-
-
-def _left(directory: Path, files: tuple[str, str, str], group: str) -> Room | None:
-    """Return the free memory of one group; None without a limit, or where it cannot be seen."""
-    limit_name, usage_name, prefix = files
-    try:
-        limit_text = (directory / limit_name).read_text().strip()
-        used_bytes = int((directory / usage_name).read_text())
-        stat = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
-    except OSError:  # a container does not see the groups around it
-        return None
-    if limit_text == "max" or int(limit_text) >= _UNLIMITED_BYTES:
-        return None
-    reclaimable_bytes = sum(int(stat.get(prefix + name, 0)) for name in _RECLAIMABLE)
-    left = int(limit_text) - used_bytes + reclaimable_bytes
-    return Room(bytes=max(0, left), limit=f"memory limit of the control group {group}")
-
+from dtd.train.state.tensors import MODEL, named_tensors
 
 _MIB: Final = 1 << 20
 _STATE_TENSORS: Final[Mapping[str, int]] = {
@@ -305,60 +223,6 @@ def division_of(spec: JobSpec, *, serves: bool = False) -> Division:
     return Division(stage=stage, mirrors=table.mirrors, others_own=others_own)
 
 
-class SavedBytes:
-    """Bytes that autograd holds for backward; a storage that several tensors share counts once."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.peak_bytes = 0
-        self._live_bytes = 0
-        self._holders: Counter[int] = Counter()
-        self._own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-
-    def save(self, tensor: Tensor) -> _Saved:
-        """A tensor is saved."""
-        return _Saved(self, tensor)
-
-    def hold(self, tensor: Tensor) -> None:
-        """Count a tensor's storage in."""
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() in self._own:
-            return
-        self._holders[storage.data_ptr()] += 1
-        if self._holders[storage.data_ptr()] == 1:
-            self._live_bytes += storage.nbytes()
-            self.peak_bytes = max(self.peak_bytes, self._live_bytes)
-
-    def release(self, tensor: Tensor) -> None:
-        """Count it out again."""
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() in self._own:
-            return
-        self._holders[storage.data_ptr()] -= 1
-        if self._holders[storage.data_ptr()] == 0:
-            self._live_bytes -= storage.nbytes()
-
-
-class _Saved:
-    """Lives as long as autograd needs the tensor."""
-
-    __slots__ = ("meter", "tensor")
-
-    def __init__(self, meter: SavedBytes, tensor: Tensor) -> None:
-        self.meter, self.tensor = meter, tensor
-        meter.hold(tensor)
-
-    def __del__(self) -> None:
-        self.meter.release(self.tensor)
-
-
-@contextlib.contextmanager
-def saved_for_backward(model: nn.Module) -> Iterator[SavedBytes]:
-    """Measure the memory that the forwards inside keep for their backwards."""
-    meter = SavedBytes(model)
-    with torch.autograd.graph.saved_tensors_hooks(meter.save, lambda saved: saved.tensor):
-        yield meter
-
-
 def _local_bytes(replica: Replica) -> int:
     """The optimizer's state where it is the rank's own; a copy of it is kept in every round."""
     if not replica.optimizer_is_local:
@@ -369,134 +233,3 @@ def _local_bytes(replica: Replica) -> int:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-MEASURED_STEP: Final = 2
-"""Step of a generation whose memory is measured."""
-
-_COMPILED: Final = "OptimizedModule"
-_STATUS: Final = Path("/proc/self/status")
-_NOTHING: Final[AbstractContextManager[None]] = contextlib.nullcontext()
-
-
-class MemoryMeter:
-    """Measures one step of each generation.
-
-    Attributes:
-        parts: measured in this generation; empty before it.
-        size: of the whole state.
-    """
-
-    def __init__(
-        self,
-        size: StateSize,
-        *,
-        replica: Replica,
-        strategy: Strategy,
-        spec: JobSpec,
-        device: torch.device,
-        reporter: Reporter,
-    ) -> None:
-        self.parts: dict[str, int] = {}
-        self.size = size
-        self._replica, self._strategy, self._reporter = replica, strategy, reporter
-        self._spec, self._device = spec, device
-        self._snapshot_bytes = 0
-        self._steps = 0
-        self._world_size = 1
-
-    def regroup(self, world_size: int) -> None:
-        """A generation begins."""
-        self.parts, self._steps, self._world_size = {}, 0, world_size
-
-    def step(self) -> AbstractContextManager[None]:
-        """Return the context of a step's forward and backward."""
-        self._steps += 1
-        return self._measured() if self._steps == MEASURED_STEP else _NOTHING
-
-    @contextlib.contextmanager
-    def _measured(self) -> Iterator[None]:
-        with activation_peak(self._replica.model, self._device) as peak:
-            yield
-        self.parts = self._held() | {"snapshots": self._snapshot_bytes}
-        if peak:
-            self.parts["activations"] = max(peak)
-        self._report()
-
-    def copied(self, snapshot_bytes: int) -> None:
-        """A checkpoint has been taken: its copy of the state is there while it is written."""
-        self._snapshot_bytes = snapshot_bytes
-        if self.parts and snapshot_bytes != self.parts["snapshots"]:
-            self.parts["snapshots"] = snapshot_bytes
-            self._report()
-
-    def _report(self) -> None:
-        self.parts["process"] = process_bytes(self._device)
-        # Measured at the end of backward, when all gradients are in their buckets.
-        in_buckets = replace(self.size, gradient_bytes=0)
-        predicted = state_parts(in_buckets, division_of(self._spec), self._world_size)
-        predicted["snapshots"] = snapshot_bytes(self._replica)
-        self._reporter.memory_measured(MemoryRecord(measured=dict(self.parts), predicted=predicted))
-
-    def _held(self) -> dict[str, int]:
-        """Return the bytes of what lies in tensors at the end of backward, each storage once."""
-        replica, in_buckets = self._replica, self._strategy.size_bytes
-        model = _storages([*replica.model.parameters(), *replica.model.buffers()])
-        optimizer = _storages(_optimizer_tensors(replica))
-        for one in replica.shards.tensors() if replica.shards is not None else []:
-            of_one = _storages(piece.values for piece in one.pieces)
-            (optimizer if one.name.startswith(OPTIMIZER) else model).update(of_one)
-        gradients = sum(p.grad.nbytes for _, p in replica.trained if p.grad is not None)
-        if division_of(self._spec).stage >= GRADIENTS_IN_POOL:
-            gradients = max(gradients, in_buckets)
-        return {
-            "parameters": sum(model.values()),
-            "gradients": gradients,
-            "optimizer": sum(size for at, size in optimizer.items() if at not in model),
-            "buckets": max(0, in_buckets - gradients),
-        }
-
-
-def _optimizer_tensors(replica: Replica) -> Iterator[Tensor]:
-    """Yield the state of all optimizers, and what else is a part of the job's state."""
-    for part in getattr(replica.optimizer, "parts", {"": replica.optimizer}).values():
-        for kept in part.state.values():
-            yield from (value for value in leaves(kept) if isinstance(value, Tensor))
-    yield from named_tensors(replica).values()
-
-
-def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Return the bytes of each storage by its address; released ones have none."""
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return {one.data_ptr(): one.nbytes() for one in storages if one.nbytes()}
-
-
-def process_bytes(device: torch.device) -> int:
-    """Return the peak of the whole process; on a GPU, of torch's memory since the step began."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    lines = _STATUS.read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-
-
-@contextlib.contextmanager
-def activation_peak(model: nn.Module, device: torch.device) -> Iterator[list[int]]:
-    """Measure what forward and backward keep inside, at its peak.
-
-    Yields:
-        a list that has the peak in bytes afterwards; it stays empty if it cannot be measured: in a
-        compiled model, whose code is made for the hooks that are there, and where a strategy saves
-        tensors in a way of its own.
-    """
-    peak: list[int] = []
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        yield peak
-        peak.append(max(0, torch.cuda.max_memory_allocated(device) - before))
-    elif any(type(module).__name__ == _COMPILED for module in model.modules()):
-        yield peak
-    else:
-        with saved_for_backward(model) as saved:
-            yield peak
-        peak += [saved.peak_bytes] if saved.peak_bytes else []

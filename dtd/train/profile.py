@@ -88,7 +88,8 @@ class StepProfiler:
     Attributes:
         asked: an order that is not done; set by the event loop while it is None.
         marks: of the step under way.
-        sees_torch: torch's profiler may run; not beside a process group, see `dtd.train.memory`.
+        sees_torch: torch's profiler may run; not beside a process group, see
+            `dtd.train.memory_meter`.
     """
 
     def __init__(

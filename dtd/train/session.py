@@ -30,7 +30,8 @@ from dtd.train.data.sampling import Order, order_of
 from dtd.train.data.stream import InSequence, StreamRows, stream_in, stream_rows
 from dtd.train.evaluation import EarlyStop, Evaluator, check_evaluated, why_it_ends
 from dtd.train.gradient_hooks import check_gradient_hooks
-from dtd.train.memory import MemoryMeter, check_room, state_size
+from dtd.train.memory import check_room, state_size
+from dtd.train.memory_meter import MemoryMeter
 from dtd.train.model_checks import SingleRow, check_tensors, smallest_rows
 from dtd.train.model_setup import Sample, check_precision, one_row_of, samples_of
 from dtd.train.optimizer import JoinedOptimizer

@@ -1,9 +1,8 @@
-"""Memory of a job: what there is, what a state will take, and peaks that are measured."""
+"""Memory of a job: what its state will take, and what a worker without room says."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,75 +12,10 @@ import dtd.train.memory as footprint
 from dtd.doctor.memory import TRAINING_BYTES, Room
 from dtd.errors import TaskError
 from dtd.train.measure import measure
-from dtd.train.memory import activation_peak, available_memory, optimizer_bytes
+from dtd.train.memory import optimizer_bytes
 from tests.unit.train.small_job import spec
 
 CPU = torch.device("cpu")
-
-
-def test_the_peak_on_a_cpu_is_what_is_saved_for_backward_at_once():
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))
-    with activation_peak(model, CPU) as peak:
-        for rows in (8, 64, 16):
-            model(torch.zeros(rows, 4)).sum().backward()
-    # the input and the outputs of all three tanh, of the largest batch; weights are not counted
-    assert peak == [4 * 64 * 4 * 4]
-
-
-@pytest.fixture
-def kernel(tmp_path: Path):
-    """Writes files of /proc and /sys."""
-
-    def write(**files: str) -> Path:
-        written = {"proc/meminfo": "MemTotal: 999 kB\nMemAvailable: 500 kB\n"}
-        written["proc/self/cgroup"] = "0::/\n"
-        written |= {name.replace("__", "/"): text for name, text in files.items()}
-        for name, text in written.items():
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return tmp_path
-
-    return write
-
-
-def group(
-    directory: str, limit: str, used: int, reclaimable: int, kind: str = "inactive_file"
-) -> dict[str, str]:
-    return {
-        f"{directory}/memory.max": limit,
-        f"{directory}/memory.current": f"{used}\n",
-        f"{directory}/memory.stat": f"anon 1\n{kind} {reclaimable}\n",
-    }
-
-
-def test_the_narrowest_group_counts_less_what_it_uses(kernel) -> None:
-    root = kernel(
-        **{"proc/self/cgroup": "0::/system.slice/dtd-worker.service\n"},
-        **group("sys/fs/cgroup/system.slice", "300000\n", 100000, 0),
-        **group("sys/fs/cgroup/system.slice/dtd-worker.service", "250000\n", 30000, 20000),
-    )
-    assert available_memory(CPU, root) == Room(
-        bytes=200000, limit="memory limit of the control group /system.slice"
-    )
-
-
-def test_version_1_has_other_names(kernel) -> None:
-    directory = "sys/fs/cgroup/memory/workers"
-    root = kernel(
-        **{
-            "proc/self/cgroup": "5:cpu,cpuacct:/\n4:memory:/workers\n0::/\n",
-            f"{directory}/memory.limit_in_bytes": "1000\n",
-            f"{directory}/memory.usage_in_bytes": "1200\n",
-            f"{directory}/memory.stat": "inactive_file 90\ntotal_inactive_file 100\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-            "sys/fs/cgroup/memory/memory.usage_in_bytes": "1200\n",
-            "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 100\n",
-        }
-    )
-    assert available_memory(CPU, root) == Room(
-        bytes=0, limit="memory limit of the control group /workers"
-    )
 
 
 def made(kind, **options) -> torch.optim.Optimizer:

@@ -35,7 +35,6 @@ from dtd.train.fingerprints import (
     numerics_fingerprint,
 )
 from dtd.train.loop import commit_at_take_over, train
-from dtd.train.optimizer import ignored_settings
 from dtd.train.profile import StepProfiler
 from dtd.train.record import (
     HeldState,
@@ -52,6 +51,7 @@ from dtd.train.state.load import IncomingImage, export_image
 from dtd.train.state.tensors import named_tensors
 from dtd.train.step import check_skips
 from dtd.train.task import Task, load_task
+from dtd.train.task_optimizer import ignored_settings
 
 _STATE_FACTOR = 16
 _STATE_SLACK_BYTES = 64 << 20

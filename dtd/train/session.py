@@ -34,7 +34,6 @@ from dtd.train.memory import check_room, state_size
 from dtd.train.memory_meter import MemoryMeter
 from dtd.train.model_checks import SingleRow, check_tensors, smallest_rows
 from dtd.train.model_setup import Sample, check_precision, one_row_of, samples_of
-from dtd.train.optimizer import JoinedOptimizer
 from dtd.train.plan import JobPlan
 from dtd.train.profile import StepProfiler
 from dtd.train.record import Reporter, Warn, WarningThrottle
@@ -44,6 +43,7 @@ from dtd.train.state.buffers import RunningBuffers
 from dtd.train.state.replica import Replica, build_replica, reset_replica
 from dtd.train.state.tensors import metadata
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
+from dtd.train.task_optimizer import JoinedOptimizer
 from dtd.train.watch import ParameterWatch, Structure
 
 _MOST_RANKS: Final = 1024

@@ -1,4 +1,4 @@
-"""The optimizer that a job trains with, and its learning rates."""
+"""The optimizer that a job trains with."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.job import OptimizerTable, ScheduleTable
-from dtd.train.optimizer import build_optimizer, learning_rate
+from dtd.job import OptimizerTable
+from dtd.train.optimizer import build_optimizer
 
 LAYOUTS = {
     "contiguous": torch.contiguous_format,
@@ -103,23 +103,3 @@ def test_a_job_that_compiles_nothing_does_not_import_the_compiler() -> None:
         [sys.executable, "-c", NOTHING_COMPILED], capture_output=True, text=True, check=False
     )
     assert (ended.returncode, ended.stderr) == (0, "")
-
-
-def rates(total: int = 10, base_lr: float = 1.0, **table) -> list[float]:
-    schedule = ScheduleTable(**table)
-    return [
-        learning_rate(schedule, base_lr=base_lr, update=update, updates_total=total)
-        for update in range(total)
-    ]
-
-
-def test_cosine_runs_from_warm_up_to_the_end() -> None:
-    curve = rates(total=12, name="cosine", warmup_steps=2, min_lr=0.2)
-    assert curve[:3] == [0.5, 1.0, 1.0]
-    assert curve[7] == pytest.approx(0.6)
-    assert curve[2:] == sorted(curve[2:], reverse=True)
-    assert curve[-1] > 0.2
-    after = learning_rate(
-        ScheduleTable(name="cosine", min_lr=0.2), base_lr=1.0, update=99, updates_total=12
-    )
-    assert after == pytest.approx(0.2)

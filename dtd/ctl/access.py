@@ -22,7 +22,7 @@ from dtd.errors import ConfigError, DtdError, RequestRefused, UsageError
 from dtd.figures import NOTHING, duration, moment
 from dtd.names import name_of
 from dtd.places import config_home
-from dtd.security.clock import WARN_BEFORE_DAYS
+from dtd.security.certificate_life import WARN_BEFORE_DAYS
 from dtd.security.identity import COORDINATOR, JOINABLE, WORKER
 from dtd.security.token import Token, parse_life_s
 from dtd.wire import messages as m

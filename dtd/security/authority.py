@@ -27,8 +27,9 @@ from dtd.address import Address
 from dtd.errors import ConfigError, RequestRefused, UsageError
 from dtd.names import NAME_WORDS, is_name
 from dtd.security import certificates, identity
+from dtd.security.certificate_life import LIFE_DAYS, renewed_from_s
 from dtd.security.clock import FILE_NAME as CLOCK_FILE
-from dtd.security.clock import LIFE_DAYS, Clock, renewed_from_s
+from dtd.security.clock import Clock
 from dtd.security.credential import certificates_in, server_context, write_credential
 from dtd.security.credential_book import CredentialBook, IssuedRecord
 from dtd.security.identity import check_names, worker_names

@@ -1,8 +1,12 @@
-"""The time by which credentials and tokens expire, safe from jumps of the system's clock.
+"""The time by which credentials and tokens end, safe from jumps of the system's clock.
 
-A certificate is renewed once two thirds of its life are over, of 30 days after 20: a host that is
-away for less than the rest comes back by itself.  After its end there is no grace; a host that was
-away for longer joins again.
+The clock of a host can be set, by its operator, by a time server, or by somebody who poses as one.
+A jump counts only once it has lasted an hour: until then time goes on from before, measured by what
+cannot be set.  So a clock that is a year ahead for a moment ends nobody's credential, and one that
+is set back brings none to life again.
+
+What is certain of the time is kept in a file: a process that starts knows the latest time that the
+one before it was sure of, so a clock that is set back between two starts is not believed either.
 """
 
 from __future__ import annotations
@@ -15,13 +19,11 @@ from typing import Final
 from dtd.errors import ConfigError
 from dtd.security.private_files import read_records, write_records
 
-# --- the time by which a cluster's credentials and tokens end (`dtd.security.clock`) ----
-#
-# What is certain of it is kept in a file, so that a clock which is set back between two starts
-# brings nothing to life again.
-
-
 FILE_NAME: Final = "clock.json"
+SLACK_S: Final = 300.0
+"""Most that a clock is corrected without being doubted."""
+HOLD_S: Final = 3600.0
+"""Time for which a jump is doubted."""
 
 
 def steady_s() -> float:
@@ -73,23 +75,8 @@ class Clock:
             write_records(self._path, [{"certain_s": certain_s}])
 
 
-# --- what time it is, for what ends by time: credentials and tokens.  Pure ---------------------
-#
-# The clock of a host can be set, by its operator, by a time server, or by somebody who poses as
-# one. A jump counts only once it has lasted an hour: until then time goes on from before, measured
-# by what cannot be set.  So a clock that is a year ahead for a moment ends nobody's credential, and
-# one that is set back brings none to life again.  A process that starts knows the latest time that
-# the one before it was sure of.
-
-
-SLACK_S: Final = 300.0
-"""Most that a clock is corrected without being doubted."""
-HOLD_S: Final = 3600.0
-"""Time for which a jump is doubted."""
-
-
 class TrustedTime:
-    """Two clocks as one.
+    """Two clocks as one; pure.
 
     Args:
         wall_s: time of the host's clock, Unix seconds.
@@ -128,21 +115,3 @@ class TrustedTime:
         if steady_s - self._began_s < HOLD_S:
             return 0.0
         return steady_s + self._offset_s
-
-
-DAY_S: Final = 86400.0
-LIFE_DAYS: Final = 30
-RENEWED_AFTER: Final = 2 / 3
-WARN_BEFORE_DAYS: Final = 7
-"""Days before its end at which it should have been renewed long ago."""
-
-
-def renewed_from_s(issued_s: float, expires_s: float, *, life_days: float = LIFE_DAYS) -> float:
-    """Unix time from which a certificate is renewed.
-
-    Args:
-        issued_s: when it began.
-        expires_s: when it ends.
-        life_days: how long new ones live, which may be shorter.
-    """
-    return issued_s + RENEWED_AFTER * min(expires_s - issued_s, life_days * DAY_S)

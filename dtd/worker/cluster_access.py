@@ -20,7 +20,7 @@ from dtd.address import ANY_IPV4, ANY_IPV6, Address
 from dtd.config import DEFAULT_DATA_ADDRESS, WorkerConfig
 from dtd.errors import ConfigError
 from dtd.net.interfaces import interfaces, offered
-from dtd.security.clock import WARN_BEFORE_DAYS
+from dtd.security.certificate_life import WARN_BEFORE_DAYS
 from dtd.security.credential import (
     Credential,
     check_role,

@@ -14,10 +14,10 @@ from dtd.coordinator.handlers.credentials import Joins, Renewals
 from dtd.coordinator.handlers.jobs import Deletions
 from dtd.coordinator.handlers.measurements import MeasurementBroker, Profiles
 from dtd.coordinator.models import ModelRegistry
+from dtd.coordinator.report_quotas import ReportQuotas
 from dtd.coordinator.store.database import StoreThread, Turn
 from dtd.coordinator.store.store import Store
 from dtd.coordinator.sweeps import Sweeps
-from dtd.coordinator.throttles import ReportQuotas
 from dtd.coordinator.web_page import WebPage
 from dtd.net.link import Link
 from dtd.observe.metrics.coordinator import CoordinatorMetrics

@@ -23,9 +23,9 @@ from dtd.config import CoordinatorConfig
 from dtd.coordinator import requests
 from dtd.coordinator.coordinator import Coordinator
 from dtd.coordinator.handlers.workers import on_report, register
+from dtd.coordinator.message_rates import Pace
 from dtd.coordinator.store.database import Turn
 from dtd.coordinator.store.store import Store
-from dtd.coordinator.throttles import Pace
 from dtd.coordinator.web_page import WebPage
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link

@@ -27,7 +27,7 @@ from tests.played_loop import PlayedLoop
 PATIENCE_S = 30.0
 MessageT = TypeVar("MessageT")
 
-OF_RATES = ("test_throttles.py",)
+OF_RATES = ("test_message_rates.py", "test_answers.py", "test_report_quotas.py")
 """Tests in which nobody regains what it has used up unless time is played."""
 
 

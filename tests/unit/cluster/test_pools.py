@@ -633,6 +633,19 @@ def test_a_job_that_does_not_train_gives_no_worker(shared: Cluster) -> None:
     assert not any(one.leaving for one in shared.pools.workers().values())
 
 
+def test_members_that_alone_have_a_shard_do_not_leave_together(cluster: Cluster) -> None:
+    names = ("w1", "w2", "w3", "w4")
+    cluster.register(*names)
+    cluster.submit(1, workers="1-4", owners="workers")
+    cluster.warmed(*names)
+    cluster.runs(*names)
+    cluster.commits(1, "w1")
+    cluster.submit(2, workers=2)
+    cluster.passes(pools.STEADY_S)
+    frozen = cluster.told(m.Freeze)
+    assert [name for name, one in frozen.items() if one.leave] == ["w2", "w4"]
+
+
 def test_a_job_that_has_given_workers_rests(shared: Cluster) -> None:
     shared.passes(pools.STEADY_S)
     shared.freezes(2, "w1", "w2", "w3")

@@ -1,4 +1,4 @@
-"""Which of a peer's addresses is tried when, and the one that has answered before.
+"""Which of a peer's addresses is tried when.
 
 A worker may have several addresses: of other networks, of VPNs, of bridges that exist on every host
 alike.  The one that calls tries them in their order, as RFC 8305 ("Happy Eyeballs") does: the next
@@ -13,9 +13,7 @@ event loop, and `connect_tcp` and `first_link` (`dtd.net.blocking_link`).
 from __future__ import annotations
 
 import math
-from typing import Final, Protocol
-
-from dtd.address import Address
+from typing import Final
 
 CONNECT_S: Final = 0.25
 """Time that an address has for the TCP connection (RFC 8305, "Connection Attempt Delay")."""
@@ -63,55 +61,3 @@ class Attempts:
     def over(self) -> bool:
         """Whether all attempts have failed."""
         return self._started == self._count and not self._head_starts
-
-
-# --- the addresses of a peer ----------------------------------------------------------------------
-
-
-class DataPort(Protocol):
-    """The addresses of a worker's data port, as messages have them."""
-
-    @property
-    def host(self) -> str:
-        """The host of its first address."""
-        ...
-
-    @property
-    def port(self) -> int:
-        """The port of all addresses."""
-        ...
-
-    @property
-    def others(self) -> tuple[str, ...]:
-        """The hosts of further addresses, best first."""
-        ...
-
-
-class NamedPort(DataPort, Protocol):
-    """The data port of a worker whose name is known."""
-
-    @property
-    def name(self) -> str:
-        """The worker's name."""
-        ...
-
-
-def addresses(one: DataPort) -> tuple[Address, ...]:
-    """Return the addresses of a data port, best first."""
-    return tuple(Address(host, one.port) for host in (one.host, *one.others))
-
-
-class Routes:
-    """The address at which each worker answered last; it is tried first.  From any thread."""
-
-    def __init__(self) -> None:
-        self._hosts: dict[str, str] = {}
-
-    def addresses(self, one: NamedPort) -> tuple[Address, ...]:
-        """Return the addresses of a worker, best first."""
-        known = self._hosts.get(one.name)
-        return tuple(sorted(addresses(one), key=lambda address: address.host != known))
-
-    def answered(self, one: NamedPort, address: Address) -> None:
-        """The worker has completed a handshake at this address."""
-        self._hosts[one.name] = address.host

@@ -33,10 +33,10 @@ from dtd.checkpoint.writer import Drafts
 from dtd.engine.shards import WHOLE, ShardSet
 from dtd.errors import CheckpointError, PartsDiffer
 from dtd.job.terms import folder_of
-from dtd.net.attempts import addresses
 from dtd.net.blocking_link import Connect
 from dtd.net.fetch_client import FetchClient
 from dtd.net.resources import Resource, file_blob
+from dtd.net.routes import addresses
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
 from dtd.worker.control import Requests

@@ -18,9 +18,9 @@ from dtd.datasets.cache import Draft
 from dtd.datasets.manifest import CHUNK_BYTES
 from dtd.datasets.plan import Plan
 from dtd.errors import DtdError, ErrorCode, ProtocolError, TaskError
-from dtd.net.attempts import addresses
 from dtd.net.blocking_link import BlockingLink, Connect, first_link
 from dtd.net.fetch_client import open_resource, unexpected
+from dtd.net.routes import addresses
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
 from dtd.worker.data_offer import BITMAP, CONTENT, PREFIX, Offer, all_chunks, has, mark
@@ -32,7 +32,8 @@ SOURCES_AT_ONCE: Final = 8
 CHUNKS_AHEAD: Final = 3
 """Chunks asked of a source before the first one has come: its disk and the wire work at once."""
 LOOK_EVERY_S: Final = 0.1
-"""Pause between two looks at what a partial source has, while it has nothing that is wanted."""
+"""Longest pause between two looks at what a partial source has, while it has nothing that is
+wanted; a chunk that comes from another source ends it."""
 
 
 class SourceLink:

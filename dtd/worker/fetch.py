@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final
 
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused, RingBroken
 from dtd.exchange.schedule.neighbours import CORRUPT, RESET, SILENT, UNREACHABLE
-from dtd.net.attempts import Routes
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp, first_link
 from dtd.net.fetch_client import open_resource, unexpected
 from dtd.net.fetch_server import MAX_REQUESTS_AHEAD
+from dtd.net.routes import Routes
 from dtd.planes import PLANES, PlaneCoder, check_coded
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential

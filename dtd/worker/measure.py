@@ -32,11 +32,11 @@ from dtd.datasets.local import in_environment
 from dtd.diagnostics import Diagnostic
 from dtd.errors import CheckpointError, DtdError, RequestRefused
 from dtd.json_reader import read_json
-from dtd.net.attempts import addresses
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp, first_link
 from dtd.net.fetch_client import file_digest, open_resource
 from dtd.net.fetch_server import MAX_REQUESTS_AHEAD
 from dtd.net.resources import PROBE_SCOPE, Resource, file_blob
+from dtd.net.routes import addresses
 from dtd.packages.requirements import MEMBER
 from dtd.shown import cut
 from dtd.train.profile import MOST_STEPS, ProfileOrder, StepProfiler

@@ -29,8 +29,8 @@ from dtd.errors import ConfigError
 from dtd.exchange.collective import RingCollective
 from dtd.job import JobSpec
 from dtd.names import LAUNCHED
-from dtd.net.attempts import Routes
 from dtd.net.blocking_link import Connect, connect_tcp
+from dtd.net.routes import Routes
 from dtd.net.tls import tls_connect
 from dtd.security.identity import WORKER
 from dtd.train.profile import StepProfiler

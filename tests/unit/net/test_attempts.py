@@ -11,8 +11,9 @@ import pytest
 
 from dtd.address import Address
 from dtd.errors import ProtocolError
-from dtd.net.attempts import ANSWER_S, CONNECT_S, Attempts, Routes, addresses
+from dtd.net.attempts import ANSWER_S, CONNECT_S, Attempts
 from dtd.net.blocking_link import BlockingLink, connect_tcp, first_link
+from dtd.net.routes import Routes, addresses
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
 

@@ -151,7 +151,7 @@ def why_no_more(claim: Claim, claims: Sequence[Claim], given: Mapping[str, int])
     above = [one.job for one in others if one.priority > claim.priority]
     equal = [one.job for one in others if one.priority == claim.priority]
     if above:
-        return f"{', '.join(above)} has a higher priority"
+        return f"{', '.join(above)} {'have' if len(above) > 1 else 'has'} a higher priority"
     if equal:
         return f"shares evenly with {', '.join(equal)}"
     return "there are no more workers"

@@ -72,7 +72,15 @@ from dtd.cluster.transitions import ENDED, GOES_ON, GONE, JobState, WorkerState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
-AGAIN = "the worker registered again"
+AGAIN: Final = "the worker registered again"
+SURPLUS: Final = "its job has as many workers as it takes"
+STEADY_S: Final = 5.0
+"""How long jobs must have had more and fewer workers than their numbers before any are moved: a
+process that starts again is back by then."""
+REST_S: Final = 30.0
+"""How long a job that has given workers away gives no more."""
+
+_WITHOUT_WORK: Final = frozenset({WorkerState.IDLE, WorkerState.INCOMPATIBLE})
 
 
 class Pools:
@@ -416,11 +424,12 @@ class Pools:
         assert not (given(self._pools) and self.home.job), "a job takes all workers, and not all"
         for cluster in self.all_clusters():
             job = cluster.job
-            for one in cluster.workers.values() if job is not None else ():
+            if job is None:
+                continue
+            own = job.id if job.terms.by_hand else ""
+            for one in cluster.workers.values():
                 if one.state in GONE | _WITHOUT_WORK or one.incarnation == NEVER_HEARD:
                     continue
-                assert job is not None, "it was there a line before"
-                own = job.id if job.terms.by_hand else ""
                 assert one.registration.joined == own, f"{one.name} has a job of others"
         active = [job.id for job in self.active()]
         assert len(set(active)) == len(active), "a job is active twice"
@@ -462,16 +471,6 @@ def _move(worker: Worker, source: ClusterState, to: ClusterState, now: float) ->
     to.workers[worker.name] = worker
     if worker.state not in GONE:
         to.detector.watch(worker.name, now)
-
-
-SURPLUS: Final = "its job has as many workers as it takes"
-STEADY_S: Final = 5.0
-"""How long jobs must have had more and fewer workers than their numbers before any are moved: a
-process that starts again is back by then."""
-REST_S: Final = 30.0
-"""How long a job that has given workers away gives no more."""
-
-_WITHOUT_WORK: Final = frozenset({WorkerState.IDLE, WorkerState.INCOMPATIBLE})
 
 
 def resumes_in_pool(job: Job) -> bool:

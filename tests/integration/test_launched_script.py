@@ -72,8 +72,12 @@ def logs(dtdctl: Command, job: str) -> str:
     return out
 
 
-def await_hold(daemons: Daemons, dtdctl: Command, job: str) -> None:
-    daemons.until(job, lambda: logs(dtdctl, job).count(f"stands at step {HOLD}") == 2)
+def await_hold(daemons: Daemons, job: str) -> None:
+    def stand() -> bool:
+        lines = daemons.ask(m.ReadLogs(job=job))["lines"]
+        return sum(f"stands at step {HOLD}" in line["text"] for line in lines) == 2
+
+    daemons.until(job, stand)
 
 
 def test_ddp_trains_as_one_process_does(daemons: Daemons, dtdctl: Command, tmp_path: Path) -> None:
@@ -91,7 +95,7 @@ def test_all_restart_when_a_worker_is_killed(
 ) -> None:
     gates = daemons.hold(HOLD)
     job = run(daemons, dtdctl, str(tmp_path), "child", f"{gates.task['gates']}/0", str(HOLD))
-    await_hold(daemons, dtdctl, job)
+    await_hold(daemons, job)
     assert "whose steps are its own" in dtdctl("status")[1]
     daemons.ask(m.KillWorker(name="worker-1", signal="KILL"))
     daemons.child("worker-1").wait(PATIENCE_S)
@@ -139,7 +143,7 @@ def test_a_script_outlives_the_coordinator_and_ends_with_its_job(
 ) -> None:
     gates = daemons.hold(HOLD)
     job = run(daemons, dtdctl, str(tmp_path), "child", f"{gates.task['gates']}/0", str(HOLD))
-    await_hold(daemons, dtdctl, job)
+    await_hold(daemons, job)
     before = sorted(processes(tmp_path))
     coordinator = daemons.child("coordinator")
     coordinator.signal_group(signal.SIGKILL)

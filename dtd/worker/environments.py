@@ -17,7 +17,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
-import re
 import shutil
 import site
 import sys
@@ -34,8 +33,9 @@ from packaging.version import InvalidVersion, Version
 from dtd.cluster.figures import MAX_CHARACTERS
 from dtd.errors import TaskError
 from dtd.packages.requirements import MEMBER, parse
-from dtd.shown import counted, cut, one_line, shown_bytes
+from dtd.shown import counted, shown_bytes
 from dtd.worker.guarded_process import GuardedProcess
+from dtd.worker.pip_log import INDEX_REMEDY, failure, last_line
 
 log = structlog.get_logger()
 
@@ -46,39 +46,7 @@ TICK_S: Final = 0.5
 _COMPLETE: Final = "complete"
 _INSTALLED: Final = "installed.txt"
 _LOG: Final = "log"
-_LOG_BYTES: Final = 64 * 1024
 _KEY_CHARACTERS: Final = 24
-_CREDENTIAL: Final = re.compile(r"//[^/@\s]+@")
-_INDEX_REMEDY: Final = (
-    "see that /etc/pip.conf or PIP_INDEX_URL in /etc/dtd/worker.env names an index that the host"
-    " reaches, or install the packages in the worker's own environment"
-)
-_REASONS: Final = (
-    (
-        "No space left on device",
-        "the disk is full",
-        "free space in the worker's state directory",
-    ),
-    (
-        "DO NOT MATCH THE HASHES",
-        "a file of the host's index does not have the hash that the job requires",
-        "write the lock file anew, or have the index deliver the same files",
-    ),
-    (
-        "The user requested (constraint)",
-        "they need another version of what the worker has itself, and a job replaces nothing of it",
-        "require what the workers have, or upgrade that in the workers' own environment",
-    ),
-    ("Retrying (", "the host's package index does not answer", _INDEX_REMEDY),
-    (
-        "No matching distribution found",
-        "the host's package index does not have them, or none for this Python and processor",
-        _INDEX_REMEDY,
-    ),
-)
-"""What pip prints, what it means, and what to do; the first that fits counts."""
-_HINTS: Final = "To fix this you could try"
-"""How pip's own advice begins."""
 
 
 class Environments:
@@ -213,14 +181,14 @@ class Environments:
                 if time.monotonic() - moved_s > patience_s:
                     raise TaskError(
                         f"requirements: pip has done nothing for {patience_s:.0f} s;"
-                        f" {_last_line(place)}",
-                        remedy=_INDEX_REMEDY,
+                        f" {last_line(place / _LOG)}",
+                        remedy=INDEX_REMEDY,
                     )
                 self.doing = f"requirements: installing, {shown_bytes(size_bytes)} so far"
         finally:
             process.end()
         if process.code:
-            raise _failure(place)
+            raise failure(place / _LOG)
 
     def _variables(self, place: Path) -> Mapping[str, str]:
         """Pip takes what lies on PYTHONPATH for installed, and leaves it alone."""
@@ -311,31 +279,3 @@ def _recorded_bytes(place: Path) -> int:
         return int((place / _COMPLETE).read_text())
     except (OSError, ValueError):
         return 0
-
-
-def _printed(place: Path) -> str:
-    """The end of what the last command has printed, without passwords."""
-    with (place / _LOG).open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES))
-        text = file.read().decode("utf-8", "replace")
-    return _CREDENTIAL.sub("//", text)
-
-
-def _last_line(place: Path) -> str:
-    lines = [line.strip() for line in _printed(place).splitlines() if line.strip()]
-    return f"its last line: {one_line(lines[-1])}" if lines else "it has printed nothing"
-
-
-def _failure(place: Path) -> TaskError:
-    printed = _printed(place)
-    _, error, said = printed.partition("ERROR: ")
-    said = " ".join(said.partition(_HINTS)[0].split()) if error else _last_line(place)
-    looks = next((line for line in printed.splitlines() if line.startswith("Looking in ")), "")
-    said = f"{said} ({looks})" if looks else said
-    for words, meaning, remedy in _REASONS:
-        if words in printed:
-            return TaskError(cut(f"requirements: {meaning}: {said}"), remedy=remedy)
-    return TaskError(
-        cut(f"requirements: pip has failed: {said}"),
-        remedy="try the same with pip in the worker's own environment, on that host",
-    )

@@ -123,8 +123,8 @@ def surplus(pool: ClusterState) -> list[Worker]:
 # --- several jobs: which of them takes a worker, and which may begin ---------------------------
 
 
-def given(pools: Sequence[ClusterState]) -> list[ClusterState]:
-    """The pools that are given idle workers."""
+def sharing(pools: Sequence[ClusterState]) -> list[ClusterState]:
+    """The pools that share all workers: those whose job was not given its own by hand."""
     return [pool for pool in pools if pool.job is None or not pool.job.terms.by_hand]
 
 
@@ -172,7 +172,7 @@ def may_begin(job: Job, home: ClusterState, pools: Sequence[ClusterState]) -> bo
     """Whether the first job of the queue may begin in a pool of its own now."""
     if not job.terms.least or home.job is not None or room(pools) <= 0:
         return False
-    if not given(pools):
+    if not sharing(pools):
         return True
     served = not job.terms.has_servers or bool(idle(home, serves=True))
     return served and len(idle(home)) >= job.terms.least
@@ -183,7 +183,7 @@ def why_not_begun(home: ClusterState, pools: Sequence[ClusterState]) -> str:
     if not home.queue:
         return ""
     job, active = home.queue[0], [home.job] if home.job is not None else []
-    active += [pool.job for pool in given(pools) if pool.job is not None]
+    active += [pool.job for pool in sharing(pools) if pool.job is not None]
     before = ", ".join(one.id for one in active)
     if not job.terms.least:
         return f"{job.id} takes all workers: it begins after {before}"

@@ -48,7 +48,6 @@ from dtd.cluster.events import (
 )
 from dtd.cluster.giving import (
     fits,
-    given,
     has,
     idle,
     is_short,
@@ -58,6 +57,7 @@ from dtd.cluster.giving import (
     on_their_way,
     place_of,
     room,
+    sharing,
     surplus,
     tried_again_at,
     tries_origin,
@@ -379,7 +379,7 @@ class Pools:
         highest = max(max(run.generation, run.highest) for run in runs)
         for cluster in self.all_clusters():
             cluster.run.highest = highest
-        self.home.shared = bool(given(self._pools))
+        self.home.shared = bool(sharing(self._pools))
 
     # --- the other functions of a machine, for all clusters ---------------------------------------
 
@@ -421,7 +421,7 @@ class Pools:
             workers = cluster.workers  # the store may name a worker in two jobs
             living += (n for n in cluster.living() if workers[n].incarnation != NEVER_HEARD)
         assert len(set(living)) == len(living), "a worker belongs to two jobs"
-        assert not (given(self._pools) and self.home.job), "a job takes all workers, and not all"
+        assert not (sharing(self._pools) and self.home.job), "a job takes all workers, and not all"
         for cluster in self.all_clusters():
             job = cluster.job
             if job is None:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from dtd.cluster.giving import fits, given, has, idle, is_short
+from dtd.cluster.giving import fits, has, idle, is_short, sharing
 from dtd.cluster.pools import Pools
 from dtd.cluster.transitions import GOES_ON, GONE
 from tests.sim.lineage import require
@@ -34,7 +34,7 @@ class Allotments:
     def check(self, pools: Pools, now: float) -> None:
         """The coordinator has handled an event."""
         self._note_surroundings(pools)
-        for pool in given(pools.all_clusters()):
+        for pool in sharing(pools.all_clusters()):
             moving = [one for one in pool.workers.values() if one.moving_since is not None]
             new = [one for one in moving if (one.name, one.moving_since) not in self._ordered]
             if not new or pool.job is None:
@@ -61,7 +61,7 @@ class Allotments:
     def _nobody_idles(self, pools: Pools, now: float) -> None:
         wanting = [
             (pool, pool.job)
-            for pool in given(pools.all_clusters())
+            for pool in sharing(pools.all_clusters())
             if pool.job is not None and pool.job.state in GOES_ON and is_short(pool)
         ]
         unused = [

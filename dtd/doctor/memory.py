@@ -1,6 +1,6 @@
 """The memory of a worker's training: measured by part, and what a job's state needs.  Pure.
 
-Workers measure the parts in one step (`dtd.train.memory_meter`) and report them with heartbeats.
+Workers measure the parts in one step (`dtd.train.memory.measured`) and report them with heartbeats.
 What the state needs follows from the strategy and the number of workers; sizes are in bytes.  With
 P bytes of trained parameters, O bytes of optimizer state, N workers and m mirrors, a worker holds
 the share h = min(m + 1, N) / N of what is divided:

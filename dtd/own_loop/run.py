@@ -34,9 +34,9 @@ from dtd.own_loop.alone import Alone
 from dtd.own_loop.task import END, Host, LoopTask, UserLoop
 from dtd.own_loop.turns import Point, Turns, place_in_user_code
 from dtd.rules import did_you_mean
-from dtd.train.model_setup import autocast
 from dtd.train.record import Moment
 from dtd.train.task import Collate, MapDataset
+from dtd.train.warm_up.model_setup import autocast
 
 _MOST_LOGGED: Final = 64
 _SUM: Final = 2

@@ -27,8 +27,8 @@ from dtd.engine.shards import ShardSet
 from dtd.errors import DivergenceError, ProtocolError, RingBroken
 from dtd.exchange.api import Collective
 from dtd.strategy.wire_memory import tensor_bytes
+from dtd.train.optim.schedule import SCHEDULE
 from dtd.train.record import StepRecord
-from dtd.train.schedule import SCHEDULE
 from dtd.train.session import JobSession
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import (

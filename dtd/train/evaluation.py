@@ -27,9 +27,9 @@ from dtd.rules import did_you_mean
 from dtd.shown import counted, shown
 from dtd.train.data.loader import Loader, warn_nobody
 from dtd.train.data.rows import NO_STEP, BatchRequest, draw_key, seed_generators, shape_of
-from dtd.train.model_setup import autocast, evaluation_mode
 from dtd.train.record import Warn
 from dtd.train.task import MapDataset, Task
+from dtd.train.warm_up.model_setup import autocast, evaluation_mode
 from dtd.wire.messages import MAX_WORD_BYTES
 
 _NAME_SIZE = struct.Struct("!H")

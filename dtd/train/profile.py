@@ -89,7 +89,7 @@ class StepProfiler:
         asked: an order that is not done; set by the event loop while it is None.
         marks: of the step under way.
         sees_torch: torch's profiler may run; not beside a process group, see
-            `dtd.train.memory_meter`.
+            `dtd.train.memory.measured`.
     """
 
     def __init__(

@@ -29,12 +29,8 @@ from dtd.exchange.api import Collective
 from dtd.job import JobSpec
 from dtd.process_memory import mapped_blocks
 from dtd.train.data.rows import seed_generators
-from dtd.train.fingerprints import (
-    dataset_fingerprint,
-    differs_when_read_again,
-    numerics_fingerprint,
-)
 from dtd.train.loop import commit_at_take_over, train
+from dtd.train.optim.task_optimizer import ignored_settings
 from dtd.train.profile import StepProfiler
 from dtd.train.record import (
     HeldState,
@@ -44,14 +40,18 @@ from dtd.train.record import (
     StateImage,
     WarmupReport,
 )
-from dtd.train.rehearsal import try_evaluation
-from dtd.train.restore import Origin, check_position, take_weights, take_weights_of_file
 from dtd.train.session import JobSession, build_session, updates_of_step
 from dtd.train.state.load import IncomingImage, export_image
+from dtd.train.state.restore import Origin, check_position, take_weights, take_weights_of_file
 from dtd.train.state.tensors import named_tensors
 from dtd.train.step import check_skips
 from dtd.train.task import Task, load_task
-from dtd.train.task_optimizer import ignored_settings
+from dtd.train.warm_up.fingerprints import (
+    dataset_fingerprint,
+    differs_when_read_again,
+    numerics_fingerprint,
+)
+from dtd.train.warm_up.rehearsal import try_evaluation
 
 _STATE_FACTOR = 16
 _STATE_SLACK_BYTES = 64 << 20

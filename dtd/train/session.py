@@ -29,22 +29,22 @@ from dtd.train.data.rows import UsedRows, seed_generators
 from dtd.train.data.sampling import Order, order_of
 from dtd.train.data.stream import InSequence, StreamRows, stream_in, stream_rows
 from dtd.train.evaluation import EarlyStop, Evaluator, check_evaluated, why_it_ends
-from dtd.train.gradient_hooks import check_gradient_hooks
-from dtd.train.memory import check_room, state_size
-from dtd.train.memory_meter import MemoryMeter
-from dtd.train.model_checks import SingleRow, check_tensors, smallest_rows
-from dtd.train.model_setup import Sample, check_precision, one_row_of, samples_of
+from dtd.train.memory.calculated import check_room, state_size
+from dtd.train.memory.measured import MemoryMeter
+from dtd.train.optim.gradient_hooks import check_gradient_hooks
+from dtd.train.optim.task_optimizer import JoinedOptimizer
 from dtd.train.plan import JobPlan
 from dtd.train.profile import StepProfiler
 from dtd.train.record import Reporter, Warn, WarningThrottle
-from dtd.train.rehearsal import Rehearsal
-from dtd.train.saver import Checkpoints
 from dtd.train.state.buffers import RunningBuffers
 from dtd.train.state.replica import Replica, build_replica, reset_replica
+from dtd.train.state.saver import Checkpoints
 from dtd.train.state.tensors import metadata
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
-from dtd.train.task_optimizer import JoinedOptimizer
-from dtd.train.watch import ParameterWatch, Structure
+from dtd.train.warm_up.model_checks import SingleRow, check_tensors, smallest_rows
+from dtd.train.warm_up.model_setup import Sample, check_precision, one_row_of, samples_of
+from dtd.train.warm_up.rehearsal import Rehearsal
+from dtd.train.warm_up.watch import ParameterWatch, Structure
 
 _MOST_RANKS: Final = 1024
 """Most ranks for which a model is tried, where parameters are divided later."""

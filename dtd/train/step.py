@@ -33,12 +33,12 @@ from dtd.train.data.rows import (
     seed_generators,
     shape_of,
 )
-from dtd.train.model_setup import Sample, autocast
 from dtd.train.plan import Share
 from dtd.train.record import StepRecord
 from dtd.train.session import JobSession
 from dtd.train.state.buffers import estimated_anew, layers_with_statistics
 from dtd.train.state.replica import LocalStepsUndo
+from dtd.train.warm_up.model_setup import Sample, autocast
 
 _CLIP_EPSILON = 1e-6
 """Constant of torch.nn.utils.clip_grad_norm_."""

@@ -115,7 +115,7 @@ class LaunchThread(JobThread):
     # --- its generations -----------------------------------------------------------------------
 
     def _warm_up(self) -> None:
-        from dtd.train.fingerprints import environment
+        from dtd.train.warm_up.fingerprints import environment
 
         prepare, device = self._prepare, self._config.device
         place = self._place_of_code()

@@ -2,8 +2,8 @@
 
 A link is measured by fetching zeros through the other worker's data port, as a state would be:
 small ranges one by one for the latency, large ones with several ahead for the bandwidth; both are
-bounded.  A step is measured by `dtd.train.measure` in a process of its own, so torch is not loaded
-here.  `dtdctl doctor` judges the figures.
+bounded.  A step is measured by `dtd.train.warm_up.measure` in a process of its own, so torch is
+not loaded here.  `dtdctl doctor` judges the figures.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ async def _step_figures(
         made = Environments(config.state_dir / ENVIRONMENTS, 0).made
         variables |= with_path(await asyncio.to_thread(made, place))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "dtd.train.measure"),
+        *(sys.executable, "-P", "-m", "dtd.train.warm_up.measure"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

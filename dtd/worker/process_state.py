@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
 HASH_SEED: Final = {"PYTHONHASHSEED": "0"}
-"""Processes of the job inherit it: loader processes, and `dtd.train.measure`."""
+"""Processes of the job inherit it: loader processes, and `dtd.train.warm_up.measure`."""
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 

@@ -128,9 +128,9 @@ class TrainingThread(JobThread):
     def _warm_up(self) -> None:
         with made_to_last():
             from dtd.own_loop.script import load_job_code
-            from dtd.train.fingerprints import environment
             from dtd.train.record import InitFrom
             from dtd.train.run import JobSessionRunner
+            from dtd.train.warm_up.fingerprints import environment
         if self._spec.sync.transport != "ring":
             from dtd.exchange.group_backends import check_backend
 

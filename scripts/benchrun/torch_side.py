@@ -28,7 +28,7 @@ from dtd.exchange.schedule.buckets import plan_buckets
 from dtd.job import OptimizerTable, from_mapping
 from dtd.process_memory import keep_freed_memory
 from dtd.strategy.buckets import parameter_shapes
-from dtd.train.optimizer import build_optimizer
+from dtd.train.optim.optimizer import build_optimizer
 from dtd.train.task import load_task
 from scripts.benchrun.ranks import Bucket, layout
 from scripts.benchrun.results import MIB

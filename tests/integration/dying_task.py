@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from dtd.exchange.collective import RingCollective
 from dtd.exchange.process_group import ProcessGroupCollective
 from dtd.tasks.classification import MemoryRows, classification_loss, classification_metrics
-from dtd.train.saver import Checkpoints
+from dtd.train.state.saver import Checkpoints
 
 WRITTEN_WITHIN_S = 60.0
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from dtd.engine.sampler import Position, advance
 from dtd.job import JobSpec
-from dtd.train import saver as checkpoints
 from dtd.train.data.sampling import batch_rows
+from dtd.train.state import saver as checkpoints
 from tests.arena import Arena, Regression
 
 

@@ -10,8 +10,8 @@ import torch
 from torch.optim import lr_scheduler as ls
 
 from dtd.errors import CheckpointError, RingBroken, TaskError
+from dtd.train.optim.schedule import TaskSchedule, schedule_of
 from dtd.train.record import Flags, InitFrom
-from dtd.train.schedule import TaskSchedule, schedule_of
 from tests.numerics.cuts import Cut
 
 pytestmark = pytest.mark.numerics

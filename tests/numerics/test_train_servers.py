@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from dtd.engine.shards import NOTHING, WHOLE, Division, united
-from dtd.train.model_setup import LossScaler
 from dtd.train.state import replica
+from dtd.train.warm_up.model_setup import LossScaler
 
 pytestmark = pytest.mark.numerics
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from dtd.errors import TaskError
 from dtd.train.data.rows import probed_rows
-from dtd.train.model_setup import LossScaler
 from dtd.train.state import replica
+from dtd.train.warm_up.model_setup import LossScaler
 from tests.numerics.sharded_training import ADAM, STAGES, assert_same_weights, sharded
 from tests.shards import held_shards
 

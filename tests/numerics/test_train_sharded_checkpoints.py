@@ -16,9 +16,9 @@ from dtd.engine.control_word import Flags
 from dtd.engine.shards import united
 from dtd.engine.step_protocol import FRESH
 from dtd.errors import CheckpointError
-from dtd.train import saver
 from dtd.train.record import InitFrom
-from dtd.train.restore import read_stored
+from dtd.train.state import saver
+from dtd.train.state.restore import read_stored
 from tests.shards import held_shards
 
 pytestmark = pytest.mark.numerics

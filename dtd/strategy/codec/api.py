@@ -15,8 +15,9 @@ In every step and for each bucket, in the thread of `CodedBuckets` while backwar
 `decode` must write the same bytes on every rank.  So it may use the results only, and operations
 that round identically on all ranks.  Elementwise operations in a fixed order do, with any number of
 threads: the optimizers rely on that, too, and workers whose processors round them differently are
-not admitted (`dtd.train.fingerprints`).  A matrix product or a sum over many elements depends on
-its library's choice of a kernel, and may only produce values that are exchanged afterwards.
+not admitted (`dtd.train.warm_up.fingerprints`).  A matrix product or a sum over many elements
+depends on its library's choice of a kernel, and may only produce values that are exchanged
+afterwards.
 
 If a flat contains a value that is not finite, no rank's result may be finite: this is how all ranks
 skip the same steps.

@@ -20,8 +20,8 @@ the rank is at most the smaller side.  Other tensors are sent unchanged, with th
 
 Whatever the ranks compute from results uses elementwise operations in a fixed order, like those of
 the optimizers, so it is the same bytes on all processors that may train together
-(`dtd.train.fingerprints`), with any number of threads.  Products with M_w depend on the processor,
-but are summed before they are used.
+(`dtd.train.warm_up.fingerprints`), with any number of threads.  Products with M_w depend on the
+processor, but are summed before they are used.
 
 Factors are stored transposed, a row for each column of P or Q: with a large matrix as the second
 operand, a product takes a third of the time.

@@ -131,7 +131,7 @@ def check_complete(
 
 
 def _is_elementwise(kind: type) -> bool:
-    """Whether it is one of torch's, perhaps without torch's wrappers (`dtd.train.optimizer`)."""
+    """Whether it is one of torch's, maybe without its wrappers (`dtd.train.optim.optimizer`)."""
     for base in kind.__mro__:
         if base.__module__.startswith("torch.optim."):
             return base.__name__ in _ELEMENTWISE

@@ -29,9 +29,14 @@ from dtd.strategy.sharded.state import ShardedState
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.data.rows import seed_generators
 from dtd.train.evaluation import NOTHING_SEEN, EarlyStop
-from dtd.train.hook_tables import HookKey, hooks_on, replace_hooks
-from dtd.train.model_checks import check_built
-from dtd.train.model_setup import (
+from dtd.train.optim.hook_tables import HookKey, hooks_on, replace_hooks
+from dtd.train.optim.schedule import TaskSchedule, learning_rate, schedule_of
+from dtd.train.optim.task_optimizer import JoinedOptimizer, optimizer_of
+from dtd.train.plan import steps_of
+from dtd.train.state.weights import Averages, live_tensors, parameter_names
+from dtd.train.task import Task, stand_in
+from dtd.train.warm_up.model_checks import check_built
+from dtd.train.warm_up.model_setup import (
     LossScaler,
     Recomputation,
     Sample,
@@ -40,11 +45,6 @@ from dtd.train.model_setup import (
     loss_scaler,
     materialise,
 )
-from dtd.train.plan import steps_of
-from dtd.train.schedule import TaskSchedule, learning_rate, schedule_of
-from dtd.train.state.weights import Averages, live_tensors, parameter_names
-from dtd.train.task import Task, stand_in
-from dtd.train.task_optimizer import JoinedOptimizer, optimizer_of
 
 MAX_VALUES_BYTES: Final = 256 * 1024
 MAX_TENSOR_BYTES: Final = 64 * 1024 * 1024

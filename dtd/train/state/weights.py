@@ -146,7 +146,7 @@ def load_weights(model: nn.Module, *files: str | Path) -> None:
 def differs_from_fixed(name: str, given: Tensor, tensor: Tensor) -> str:
     """Describe extra state that differs from the module's; "" if none does.
 
-    It stays as `build_model()` makes it (`dtd.train.watch`), so nothing loads it.
+    It stays as `build_model()` makes it (`dtd.train.warm_up.watch`), so nothing loads it.
     """
     fixed = name.rpartition(".")[2] == _EXTRA_STATE
     if not fixed or tensor_bytes(given.contiguous()) == tensor_bytes(tensor.cpu().contiguous()):

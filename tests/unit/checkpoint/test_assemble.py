@@ -33,7 +33,7 @@ from dtd.checkpoint.tensor_file import (
     TensorFile,
 )
 from dtd.errors import CheckpointError, PartsDiffer
-from dtd.train.restore import read_stored
+from dtd.train.state.restore import read_stored
 from tests.checkpoint_parts import Written, random_state, write_part
 from tests.shards import held_shards
 

@@ -8,9 +8,9 @@ from torch import nn
 
 from dtd.engine.sampler import Ledger
 from dtd.job import OptimizerTable
-from dtd.train.model_setup import loss_scaler
-from dtd.train.optimizer import build_optimizer
+from dtd.train.optim.optimizer import build_optimizer
 from dtd.train.state.replica import Replica, trained_parameters
+from dtd.train.warm_up.model_setup import loss_scaler
 
 
 class Tied(nn.Module):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dtd.doctor.memory import Room
-from dtd.train.available_memory import available_memory
+from dtd.train.memory.available import available_memory
 
 CPU = torch.device("cpu")
 

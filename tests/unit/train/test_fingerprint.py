@@ -12,10 +12,10 @@ import torch
 
 from dtd.errors import TaskError
 from dtd.job import OptimizerTable
-from dtd.train import fingerprints
 from dtd.train.data.loader import Loader
-from dtd.train.fingerprints import numerics_fingerprint
 from dtd.train.task import CollatedRows
+from dtd.train.warm_up import fingerprints
+from dtd.train.warm_up.fingerprints import numerics_fingerprint
 
 
 def dataset_fingerprint(dataset: Any, seed: int) -> str:

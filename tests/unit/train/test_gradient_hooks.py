@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dtd.errors import TaskError
-from dtd.train.gradient_hooks import check_gradient_hooks
+from dtd.train.optim.gradient_hooks import check_gradient_hooks
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import dtd.train.measure as measure_module
+import dtd.train.warm_up.measure as measure_module
 from dtd.job import load_job, to_mapping
 from dtd.strategy.choice import CODECS, STRATEGY_RISKS
 from dtd.strategy.wire_memory import bucket_memory
 from dtd.train.coding import measure_coding
-from dtd.train.measure import main, measure
+from dtd.train.warm_up.measure import main, measure
 from tests.unit.train.small_job import spec
 
 ROOT = Path(__file__).resolve().parents[3]

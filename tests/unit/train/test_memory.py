@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-import dtd.train.memory as footprint
+import dtd.train.memory.calculated as footprint
 from dtd.doctor.memory import TRAINING_BYTES, Room
 from dtd.errors import TaskError
-from dtd.train.measure import measure
-from dtd.train.memory import optimizer_bytes
+from dtd.train.memory.calculated import optimizer_bytes
+from dtd.train.warm_up.measure import measure
 from tests.unit.train.small_job import spec
 
 CPU = torch.device("cpu")

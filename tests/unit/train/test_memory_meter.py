@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dtd.train.memory_meter import activation_peak
+from dtd.train.memory.measured import activation_peak
 
 
 def test_the_peak_on_a_cpu_is_what_is_saved_for_backward_at_once():

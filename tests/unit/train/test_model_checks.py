@@ -11,8 +11,8 @@ from torch import nn
 from dtd.errors import TaskError
 from dtd.job import from_mapping
 from dtd.train.data.sampling import order_of
-from dtd.train.model_checks import SingleRow, check_memory, smallest_rows
 from dtd.train.plan import JobPlan
+from dtd.train.warm_up.model_checks import SingleRow, check_memory, smallest_rows
 
 IMAGE = torch.zeros(1, 2, 4, 4)
 VECTOR = torch.zeros(1, 2)

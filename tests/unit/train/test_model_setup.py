@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dtd.errors import TaskError
-from dtd.train.model_setup import Recomputation, blocks_of, loss_scaler
+from dtd.train.warm_up.model_setup import Recomputation, blocks_of, loss_scaler
 
 
 def recomputing(model: nn.Module) -> Recomputation:

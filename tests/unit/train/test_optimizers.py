@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dtd.job import OptimizerTable
-from dtd.train.optimizer import build_optimizer
+from dtd.train.optim.optimizer import build_optimizer
 
 LAYOUTS = {
     "contiguous": torch.contiguous_format,
@@ -83,7 +83,7 @@ NOTHING_COMPILED = """
 import sys, torch
 from dtd.job import OptimizerTable
 from dtd.tasks.digits import Digits
-from dtd.train.optimizer import build_optimizer
+from dtd.train.optim.optimizer import build_optimizer
 
 Digits().train_dataset()
 for name in ("sgd", "adam", "adamw"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtd.job import ScheduleTable
-from dtd.train.schedule import learning_rate
+from dtd.train.optim.schedule import learning_rate
 
 
 def rates(total: int = 10, base_lr: float = 1.0, **table) -> list[float]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dtd.errors import CheckpointError
-from dtd.train.restore import take_weights
+from dtd.train.state.restore import take_weights
 from dtd.train.state.tensors import MODEL
 
 

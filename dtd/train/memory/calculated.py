@@ -2,7 +2,7 @@
 
 Parameters, buckets (the gradients' home, and narrow twins that travel in their place), the
 optimizer's state, the copy that a checkpoint makes.  A job that does not fit is refused.  What it
-then uses is measured in `dtd.train.memory_meter`.
+then uses is measured in `dtd.train.memory.measured`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.nested import leaves
 from dtd.strategy.sharded.units import units_of
 from dtd.strategy.sharded.wire_pool import pool_bytes
-from dtd.train.available_memory import available_memory
+from dtd.train.memory.available import available_memory
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import MODEL, named_tensors
 

@@ -6,9 +6,9 @@
     SingleRow        the fewest rows that it can train on at once
 
 Further checks need what else a job has: `dtd.train.task` (methods and datasets),
-`dtd.train.evaluation` (metrics that are named), `dtd.train.memory` (room for the state),
-`dtd.train.gradient_hooks`, `dtd.train.rehearsal` (a first evaluation; a state that can be divided),
-and, in every step, `dtd.train.watch`.
+`dtd.train.evaluation` (metrics that are named), `dtd.train.memory.calculated` (room for the state),
+`dtd.train.optim.gradient_hooks`, `dtd.train.warm_up.rehearsal` (a first evaluation; a state that
+can be divided), and, in every step, `dtd.train.warm_up.watch`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from dtd.doctor.memory import StateSize, state_parts
 from dtd.job import JobSpec
 from dtd.strategy.api import Strategy
 from dtd.strategy.nested import leaves
-from dtd.train.memory import GRADIENTS_IN_POOL, division_of, snapshot_bytes
+from dtd.train.memory.calculated import GRADIENTS_IN_POOL, division_of, snapshot_bytes
 from dtd.train.record import MemoryRecord, Reporter
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import OPTIMIZER, named_tensors

@@ -1,4 +1,4 @@
-"""`python -m dtd.train.measure`: the time of one step of a job on this host, without a ring.
+"""`python -m dtd.train.warm_up.measure`: the time of one step of a job here, without a ring.
 
 A probe in a process of its own: the daemon that starts it never imports torch, and what a task does
 to its process ends with it.  One JSON object comes on stdin (`spec`, `device`, `threads`, `worlds`,
@@ -43,11 +43,11 @@ from dtd.strategy.buckets import layouts_of, parameter_shapes
 from dtd.strategy.choice import CODECS, OVERLAPPING, STRATEGY_RISKS
 from dtd.strategy.codec.api import Codec, FlatLayout, World
 from dtd.strategy.coded_buckets import Uncoded, exchange_order
-from dtd.train.available_memory import available_memory
 from dtd.train.callbacks import Callbacks
 from dtd.train.coding import measure_coding
-from dtd.train.memory import memory_parts
-from dtd.train.memory_meter import saved_for_backward
+from dtd.train.memory.available import available_memory
+from dtd.train.memory.calculated import memory_parts
+from dtd.train.memory.measured import saved_for_backward
 from dtd.train.record import Reporter, StepRecord
 from dtd.train.session import JobSession, build_session, parts_of
 from dtd.train.step import commit, contribute

@@ -40,8 +40,8 @@ from dtd.process_memory import mapped_blocks
 from dtd.shown import shown_bytes
 from dtd.strategy.sharded.state import ShardedState
 from dtd.strategy.wire_memory import tensor_bytes
-from dtd.train.available_memory import available_memory
-from dtd.train.memory import snapshot_bytes
+from dtd.train.memory.available import available_memory
+from dtd.train.memory.calculated import snapshot_bytes
 from dtd.train.record import CheckpointRecord, Reporter, Warn
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import (

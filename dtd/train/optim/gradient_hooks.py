@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from dtd.errors import TaskError
 from dtd.strategy.buckets import cleared
 from dtd.train.data.rows import kept_random_state, seed_generators
-from dtd.train.hook_tables import hook_tables
+from dtd.train.optim.hook_tables import hook_tables
 
 _FACTORS: Final = (-1.0, 2.0**-2, 2.0**10, 2.0**-10)
 """Powers of two, by which no element is rounded in another way."""

@@ -13,7 +13,7 @@ from torch import nn
 from dtd.errors import TaskError
 from dtd.job import JobSpec, OptimizerTable, ScheduleTable
 from dtd.shown import shown
-from dtd.train.optimizer import build_optimizer
+from dtd.train.optim.optimizer import build_optimizer
 
 
 class JoinedOptimizer(torch.optim.Optimizer):

@@ -19,12 +19,12 @@ from dtd.job.strategy_table import SHARDED_STAGES
 from dtd.strategy.sharded.optimizers import check_complete, check_shardable
 from dtd.train.data.rows import NO_STEP, draw_key, kept_random_state, seed_generators
 from dtd.train.evaluation import Evaluator, check_named
-from dtd.train.model_checks import check_memory
-from dtd.train.model_setup import Sample, autocast
 from dtd.train.state.buffers import RunningBuffers
 from dtd.train.state.replica import Replica
 from dtd.train.task import Task
-from dtd.train.watch import ParameterWatch, Structure
+from dtd.train.warm_up.model_checks import check_memory
+from dtd.train.warm_up.model_setup import Sample, autocast
+from dtd.train.warm_up.watch import ParameterWatch, Structure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

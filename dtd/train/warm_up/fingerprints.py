@@ -28,7 +28,7 @@ from dtd.errors import TaskError
 from dtd.job import OptimizerTable
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.data.rows import fields_of, kept_random_state, probed_rows
-from dtd.train.optimizer import build_optimizer
+from dtd.train.optim.optimizer import build_optimizer
 from dtd.train.task import MapDataset
 
 _DIGEST_BYTES = 16

@@ -1,0 +1,1 @@
+"""What updates a model: optimizers, schedules and hooks on gradients."""

@@ -171,8 +171,8 @@ class ReportQuotas:
         for worker, reporter in self._reporters.items():
             if reporter.untold and now - reporter.told_s >= TELL_EVERY_S:
                 counts, reporter.untold, reporter.told_s = reporter.untold, Counter(), now
-                what = " and ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
-                why = f"{worker} reports more than its quota: {what} were dropped"
+                what = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
+                why = f"{worker} reports more than its quota; dropped: {what}"
                 self._tell_operators("share_exceeded", why, worker=worker, **counts)
         waits = [one.told_s for one in self._reporters.values() if one.untold]
         if waits:

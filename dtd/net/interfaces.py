@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import fcntl
 import ipaddress
+import os
 import socket
 import struct
 from collections.abc import Iterable
@@ -92,7 +93,7 @@ def _ipv4() -> list[tuple[str, str]]:
         answer = fcntl.ioctl(asked, _SIOCGIFCONF, _CONF.pack(size, start))
     used, _ = _CONF.unpack(answer)
     return [
-        (name.rstrip(b"\0").decode().partition(":")[0], socket.inet_ntoa(address))
+        (os.fsdecode(name.rstrip(b"\0")).partition(":")[0], socket.inet_ntoa(address))
         for name, address in _REQUEST.iter_unpack(memory[:used])
     ]
 
@@ -100,7 +101,7 @@ def _ipv4() -> list[tuple[str, str]]:
 def _ipv6() -> list[tuple[str, str]]:
     """(interface, address) of all usable IPv6 addresses; permanent ones first (proc(5))."""
     try:
-        lines = [line.split() for line in _IPV6.read_text().splitlines()]
+        lines = [os.fsdecode(line).split() for line in _IPV6.read_bytes().splitlines()]
     except OSError:  # this host has no IPv6
         return []
     lines = [line for line in lines if not int(line[4], 16) & _NOT_USABLE]

@@ -67,7 +67,7 @@ async def test_notices_beyond_the_share_are_dropped_and_an_answer_to_save_is_not
     assert world.desk.accepts("w", answer)
     async with asyncio.timeout(10):
         _, message, _, _ = await world.told.get()
-    assert message.endswith("1 notices were dropped")
+    assert message.endswith("dropped: notices 1")
 
 
 async def test_a_second_worker_is_told_of_at_once_while_the_first_goes_on(world):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import queue
 import threading
 from types import SimpleNamespace
@@ -130,6 +131,35 @@ def test_a_loop_trains_as_the_task_does(arena, regression, tables) -> None:
     taken = torch.cat([x for batches in loops.batches for x in batches])
     assert len(taken.unique(dim=0)) == LENGTH
     assert len(taken) == STEPS * BATCH
+
+
+class Rounding(torch.optim.SGD):
+    """SGD on a device whose results end in other bits."""
+
+    def __init__(self, parameters, ulps: int) -> None:
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+        self._ulps = ulps
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            parameter.mul_(1 + self._ulps * torch.finfo(parameter.dtype).eps)
+
+
+def test_loops_that_round_differently_copy_their_owners_results(arena, regression) -> None:
+    ulps = itertools.count(4, 4)
+    loops = Loops(
+        arena,
+        regression(LENGTH),
+        optimizers=lambda model: {"": Rounding(model.parameters(), next(ulps))},
+        strategy={"update": "owner"},
+        train={"digest_every": 1},
+    )
+    ranks = arena.generation(loops.start(3))
+    loops.end()
+    assert [rank.error for rank in ranks] == [None] * 3
+    assert len({rank.digest for rank in ranks}) == 1
 
 
 def test_a_sharded_state_is_refused(arena, regression) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple
 
-from dtd.doctor.transfer import Coded, Ring, Star, TransferEstimate, estimate_transfer
+from dtd.doctor.transfer import Coded, Exchange, Ring, Star, TransferEstimate, estimate_transfer
 from dtd.exchange.schedule.coding_choice import Mode
 from dtd.exchange.schedule.tree import most_hops
 
@@ -106,12 +106,14 @@ class Exchanged:
         overlaps: whether changes are exchanged while the next steps run.
         parameters: how the updated parameters are gathered, in the order of the forward pass; None
             where every rank computes all of them.
+        copied_bytes: state that ranks copy from its owners after the update (`strategy.update`).
     """
 
     coded: Coded
     every_steps: int = 1
     overlaps: bool = False
     parameters: Coded | None = None
+    copied_bytes: int = 0
 
 
 def forecast(
@@ -226,18 +228,26 @@ def _exposed(
     gathered = _gathered(what, ring, world_size)
     hidden_s = compute.data_s + min(compute.ready_s, default=0.0)
     share_s += max(_first_s(what, ring, world_size), gathered.end_s - hidden_s)
-    both = TransferEstimate(
+    copied = _copied(what, ring, world_size)
+    share_s += copied.end_s / what.every_steps
+    return share_s, TransferEstimate(
         end_s=gone.end_s,
-        comm_s=gone.comm_s + gathered.comm_s,
-        sent_bytes=gone.sent_bytes + gathered.sent_bytes,
+        comm_s=gone.comm_s + gathered.comm_s + copied.comm_s,
+        sent_bytes=gone.sent_bytes + gathered.sent_bytes + copied.sent_bytes,
     )
-    return share_s, both
 
 
 def _gathered(what: Exchanged, ring: Ring, world_size: int) -> TransferEstimate:
     """Follow the parameters that are gathered for a step."""
     coded = what.parameters or Coded.plain(())
     return estimate_transfer([0.0] * len(coded.decode_s), coded, ring, world_size)
+
+
+def _copied(what: Exchanged, ring: Ring, world_size: int) -> TransferEstimate:
+    """Follow the results that are copied from their owners; nothing is computed meanwhile."""
+    exchange = Exchange(bucket=0, size_bytes=what.copied_bytes, gathers=True)
+    coded = Coded(exchanges=(exchange,) if what.copied_bytes else (), decode_s=(0.0,))
+    return estimate_transfer([0.0], coded, ring, world_size)
 
 
 def _first_s(what: Exchanged, ring: Ring, world_size: int) -> float:

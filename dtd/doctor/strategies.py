@@ -100,10 +100,22 @@ class World:
 
     def own_exchanges(self) -> Exchanged:
         """Return those of the job; gradients of several updates in a step have no codec here."""
-        first = self.steps[0]
-        return exchanged(self.steps, _own_candidate(self.steps, self.spec)) or Exchanged(
-            coded=Coded.plain(first["buckets"], _coder(self.steps, first))
-        )
+        first, own = self.steps[0], _own_candidate(self.steps, self.spec)
+        plain = Exchanged(coded=Coded.plain(first["buckets"], _coder(self.steps, first)))
+        return self.exchanges(own) or self._with_copies(plain)
+
+    def exchanges(self, candidate: Values) -> Exchanged | None:
+        """Return those of a candidate, as a worker lists it; None if its codec is not measured."""
+        what = exchanged(self.steps, candidate)
+        return what if what is None or candidate.get("stage") else self._with_copies(what)
+
+    def _with_copies(self, what: Exchanged) -> Exchanged:
+        """Add the state that is copied after each update, if the job does so."""
+        if not self.spec.strategy.copies_updates:
+            return what
+        state = self.steps[0]["state"]
+        parts = ("parameter_bytes", "common_bytes", "optimizer_bytes")
+        return replace(what, copied_bytes=sum(state[part] for part in parts))
 
 
 def world_of(
@@ -189,7 +201,7 @@ def choices_of(world: World) -> list[Choice]:
         return []  # alone nothing is exchanged
     listed: list[Choice] = []
     for one in steps[0].get("candidates", []):
-        what = exchanged(steps, one)
+        what = world.exchanges(one)
         routes = world.divided if one.get("stage") else world.routes
         made = None
         if what is not None and routes is not None and not one["reason"]:

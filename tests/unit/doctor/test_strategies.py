@@ -174,6 +174,20 @@ def between(rates, rtt_s=0.0):
     ]
 
 
+def test_copies_of_updates_are_waited_for_and_counted():
+    """10 MB of gradients take 1 s, and half of 30 MB of state 1.5 s."""
+    state = {"parameter_bytes": 10 * MB, "common_bytes": 0, "optimizer_bytes": 20 * MB}
+    steps = {name: step([candidate("none")], state=state) for name in "ab"}
+    job = spec("strategy.update='owner'")
+    (made,) = [one for one in forecasts(steps, links(), most=2, spec=job) if one.world_size == 2]
+    assert (made.step_s, made.sent_bytes) == (pytest.approx(2.6), 25 * MB)
+    assert made.comm_s == pytest.approx(2.5)
+    (choice,) = choices_of(world_of(steps, links(), spec=job))
+    assert (choice.step_s, choice.bytes_per_step) == (made.step_s, made.sent_bytes)
+    (alone,) = forecasts({"a": steps["a"]}, links(), most=1, spec=job)
+    assert alone.sent_bytes == 0
+
+
 def test_a_step_with_servers_takes_twice_the_whole_state_at_a_workers_link():
     """0.1 s of backward, then 10 MB up and down: 1 s each at 10 MB a second."""
     known = between({"a": 10.0 * MB, "b": 10.0 * MB, "s0": 100.0 * MB, "s1": 100.0 * MB})

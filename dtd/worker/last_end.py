@@ -99,7 +99,9 @@ def how_it_ended(fault: str, service: str) -> str:
     result, _, rest = service.partition(" ")
     status = rest.rpartition(" ")[2]
     if result and result != "exit-code":
-        return f"ended by SIG{status} (systemd: {result}){place}"
+        # The handler reads stacks of threads that run on, so writing them may end by a second one.
+        first = _SIGNALS.get(fatal[1]) if fatal is not None else None
+        return f"ended by {first or f'SIG{status}'} (systemd: {result}){place}"
     if fatal is not None:
         return f"ended by {_SIGNALS.get(fatal[1], fatal[1])}{place}"
     if result:

@@ -137,8 +137,7 @@ FAULTS: Final = {
         restarts=1,
         systemd_says=_HUNG,
         incident="worker_lost",
-        # SEGV: Python's fault handler reads the stacks of threads that run on meanwhile.
-        last_end=r"ended by SIG(ABRT|SEGV) \(systemd: watchdog\)",
+        last_end=r"ended by SIGABRT \(systemd: watchdog\)",
     ),
     "stop": Fault(
         words="systemctl stop of a worker",

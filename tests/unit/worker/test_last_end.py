@@ -37,6 +37,16 @@ Current thread 0x00007f02 [trainer] (most recent call first):
             "ended by RuntimeError: no",
         ),
         ("", "watchdog dumped ABRT", "ended by SIGABRT (systemd: watchdog)"),
+        (
+            "Fatal Python error: Aborted\n\n" + SEGMENTATION_FAULT,
+            "watchdog dumped SEGV",
+            "ended by SIGABRT (systemd: watchdog) in loss (task.py:31)",
+        ),
+        (
+            "Fatal Python error: RuntimeError: no\n",
+            "signal killed KILL",
+            "ended by SIGKILL (systemd: signal)",
+        ),
         ("", "exit-code exited 3", "ended with exit status 3"),
     ],
 )

@@ -30,7 +30,7 @@ class Rounding(torch.optim.Adam):
         for parameter in self.param_groups[0]["params"]:
             for tensor in (parameter, self.state[parameter]["exp_avg"]):
                 tensor.mul_(1 + self._ulps * torch.finfo(tensor.dtype).eps)
-        self.computed = torch.cat([one.view(-1) for one in self.param_groups[0]["params"]])
+        self.computed = torch.cat([one.reshape(-1) for one in self.param_groups[0]["params"]])
 
 
 @pytest.fixture
@@ -76,6 +76,19 @@ def test_unlike_ranks_are_equal_after_every_step(
     assert len({rank.outcome.digest for rank in ranks}) == 1
     for rank in ranks:
         assert [one.step for one in rank.recorder.steps] == list(range(1, 10))
+
+
+def test_a_parameter_that_is_not_contiguous_travels_whole(arena, unlike, monkeypatch) -> None:
+    class Transposed(unlike):
+        def build_model(self):
+            model = super().build_model()
+            model[0].weight.data = model[0].weight.data.t().contiguous().t()
+            return model
+
+    monkeypatch.setattr(owned_updates, "BATCH_BYTES", 64)
+    ranks = trained(arena, Transposed(), arena.spec(train={"digest_every": 1}, strategy=OWNER), 3)
+    assert not ranks[0].model[0].weight.is_contiguous()
+    assert_equal(ranks)
 
 
 def test_the_result_is_that_of_one_process_but_for_rounding(arena, unlike) -> None:

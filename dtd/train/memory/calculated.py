@@ -34,6 +34,7 @@ from dtd.strategy.nested import leaves
 from dtd.strategy.sharded.units import units_of
 from dtd.strategy.sharded.wire_pool import pool_bytes
 from dtd.train.memory.available import available_memory
+from dtd.train.state.owned_updates import BATCH_BYTES
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import MODEL, named_tensors
 
@@ -84,9 +85,10 @@ def memory_parts(
         in_buckets = min(in_buckets, sum(_bytes(one) for _, one in replica.trained))
     beside_model = [t for name, t in named_tensors(replica).items() if not name.startswith(MODEL)]
     divided = 0 if replica.shards is None else replica.shards.size_bytes
+    copied = min(BATCH_BYTES, snapshot_bytes(replica)) if spec.strategy.copies_updates else 0
     return {
         **state_parts(size, division_of(spec), world_size),
-        "buckets": strategy.size_bytes - in_buckets,
+        "buckets": strategy.size_bytes - in_buckets + copied,
         "optimizer": sum(map(_bytes, beside_model)) + 2 * _local_bytes(replica) + divided,
         "snapshot": snapshot_bytes(replica),
         "runtime": RUNTIME_BYTES if device.type == "cpu" else 0,

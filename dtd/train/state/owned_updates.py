@@ -2,8 +2,8 @@
 
 Replicas stay equal because every rank computes the same update with the same kernels.  Where that
 cannot be, as on a CPU beside a GPU, each rank still computes the whole update, from the same
-averages; then it replaces its results by those of their owners (`strategy.update = "owner"`).  The
-results differ by rounding only, so whoever owns a part, it is that of the committed step.
+averages; then it replaces its results by those of their owners (`strategy.update = "owner"`).
+Results differ by rounding only, so each of them is one of the committed step.
 
 Hence nothing is lost with an owner.  If the generation ends before all copies have arrived, every
 survivor has a whole state of the step, made of its own results and of others'; the copies are made
@@ -16,7 +16,8 @@ rank owns what, so all ranks own equally much.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 import torch
@@ -29,7 +30,7 @@ from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import named_tensors
 
 BATCH_BYTES: Final = 64 << 20
-"""Most bytes that travel at once, but for a tensor that is larger: there is one buffer for them."""
+"""Size of the buffer: as much travels at once.  A larger tensor that is not contiguous has more."""
 
 _ITEM = torch.int64
 """Segments end between items, so no number is put together from the bytes of two ranks."""
@@ -48,6 +49,7 @@ class OwnedUpdates:
         self._progress = progress
         self._buffer = torch.empty(0, dtype=_ITEM)
 
+    @torch.no_grad()
     def copy(self, ring: Collective, step: int) -> list[CommTiming]:
         """Make this rank's state the owners'.
 
@@ -64,12 +66,11 @@ class OwnedUpdates:
         if ring.world_size == 1:
             return []
         timings: list[CommTiming] = []
-        for batch in _batches(list(named_tensors(self._replica).values())):
+        for batch in _batches(named_tensors(self._replica).values()):
             timings.append(self._copy(ring, step + len(timings), batch))
             self._progress()
         return timings
 
-    @torch.no_grad()
     def _copy(self, ring: Collective, step: int, batch: Sequence[Tensor]) -> CommTiming:
         items = sum(map(_size_bytes, batch)) // _ITEM.itemsize
         if items > self._buffer.numel():
@@ -101,15 +102,22 @@ def _places(flat: Tensor, batch: Sequence[Tensor]) -> list[Tensor]:
     return places
 
 
-def _batches(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+def _batches(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     batch: list[Tensor] = []
     total_bytes = 0
-    for tensor in tensors:
-        size_bytes = _size_bytes(tensor)
+    for piece in chain.from_iterable(map(_pieces, tensors)):
+        size_bytes = _size_bytes(piece)
         if batch and total_bytes + size_bytes > BATCH_BYTES:
             yield batch
             batch, total_bytes = [], 0
-        batch.append(tensor)
+        batch.append(piece)
         total_bytes += size_bytes
     if batch:
         yield batch
+
+
+def _pieces(tensor: Tensor) -> Sequence[Tensor]:
+    """Views of at most a batch each; the tensor itself if it is not contiguous."""
+    if not tensor.is_contiguous():
+        return [tensor]
+    return torch.split(tensor.view(-1), BATCH_BYTES // tensor.element_size())

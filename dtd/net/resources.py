@@ -1,4 +1,4 @@
-"""What can be fetched from a worker: resources, each of which is a list of blobs."""
+"""Resources, which others can fetch from a worker: each is a list of blobs."""
 
 from __future__ import annotations
 

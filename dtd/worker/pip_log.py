@@ -1,4 +1,4 @@
-"""What pip has printed where a job's environment could not be made: its meaning and a remedy."""
+"""The output of a pip that could not make a job's environment: its meaning and a remedy."""
 
 from __future__ import annotations
 

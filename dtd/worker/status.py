@@ -1,4 +1,4 @@
-"""What a worker says of itself: its line in `systemctl status`, and the traffic of its rings."""
+"""A worker's own account: its line in `systemctl status`, and the traffic of its rings."""
 
 from __future__ import annotations
 

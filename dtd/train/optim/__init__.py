@@ -1,1 +1,1 @@
-"""What updates a model: optimizers, schedules and hooks on gradients."""
+"""The update of a model: optimizers, schedules and hooks on gradients."""

@@ -1,1 +1,1 @@
-"""What happens before the first step: the model is built, checked, measured and compared."""
+"""Before the first step: the model is built, checked, measured and compared."""

@@ -17,21 +17,23 @@ from tests.unit.exchange.generation import GENERATION, PATIENCE_S, Node, assigns
 HOSTS = [f"127.0.0.{n}" for n in range(1, 5)]
 
 
-def one_port() -> int:
-    """A port that is free on all of the hosts."""
+def reserved() -> dict[str, socket.socket]:
+    """Sockets bound to one port on all of the hosts, so that no other process listens there.
+
+    None of them listens: whoever connects to one is refused.
+    """
     while True:
-        made = [socket.socket() for _ in HOSTS]
+        made = {host: socket.socket() for host in HOSTS}
+        port = 0
         try:
-            made[0].bind((HOSTS[0], 0))
-            port = made[0].getsockname()[1]
-            for one, host in zip(made[1:], HOSTS[1:], strict=True):
+            for host, one in made.items():
                 one.bind((host, port))
+                port = one.getsockname()[1]
         except OSError:
-            continue
-        finally:
-            for one in made:
+            for one in made.values():
                 one.close()
-        return port
+            continue
+        return made
 
 
 class Pair:
@@ -40,12 +42,17 @@ class Pair:
     def __init__(self) -> None:
         self.nodes = [Node(0), Node(1)]
         self.routes = Routes()
-        self.port = one_port()
+        self.reserved = reserved()
+        self.port: int = self.reserved[HOSTS[0]].getsockname()[1]
+
+    async def listen(self, node: Node, host: str) -> None:
+        self.reserved.pop(host).close()
+        await node.server.listen(Address(host, self.port))
 
     async def form(self, at: str, *others: str, listens: str, silence_s: float = PATIENCE_S):
         first, second = self.nodes
         own = await first.server.listen(Address("127.0.0.1", 0))
-        await second.server.listen(Address(listens, self.port))
+        await self.listen(second, listens)
         given = assigns([own, Address(at, self.port)])
         roster = (given[0].roster[0], replace(given[0].roster[1], others=others))
         for node, assign in zip(self.nodes, given, strict=True):
@@ -69,6 +76,8 @@ class Pair:
         for node in self.nodes:
             node.endpoint.end("the test is over")
             node.server.close()
+        for one in self.reserved.values():
+            one.close()
 
 
 async def up(*nodes: Node) -> None:
@@ -95,9 +104,8 @@ async def test_a_name_stands_for_all_its_addresses() -> None:
 async def test_another_member_at_one_of_the_addresses_is_not_taken() -> None:
     """As at the address of a bridge that every host has: there the caller itself answers."""
     pair, wrong = Pair(), Node(2)
-    await wrong.server.listen(Address(HOSTS[0], pair.port))
-    pair_forms = pair.form(*HOSTS[:2], listens=HOSTS[1])
-    nodes = await pair_forms
+    await pair.listen(wrong, HOSTS[0])
+    nodes = await pair.form(*HOSTS[:2], listens=HOSTS[1])
     wrong.server.expect_ring(nodes[0].endpoint.assign, lambda _link, _hello: None)
     await up(*nodes)
     assert pair.answered() == Address(HOSTS[1], pair.port)
@@ -107,7 +115,7 @@ async def test_another_member_at_one_of_the_addresses_is_not_taken() -> None:
 
 async def test_a_worker_of_another_cluster_at_one_of_the_addresses_is_not_taken() -> None:
     pair, foreign = Pair(), Node(1)
-    await foreign.server.listen(Address(HOSTS[0], pair.port))
+    await pair.listen(foreign, HOSTS[0])
     nodes = await pair.form(*HOSTS[:2], listens=HOSTS[1])
     other = replace(nodes[0].endpoint.assign, secret=b"x" * 32)
     foreign.server.expect_ring(other, lambda _link, _hello: None)
@@ -119,7 +127,7 @@ async def test_a_worker_of_another_cluster_at_one_of_the_addresses_is_not_taken(
 
 async def test_only_wrong_hosts_end_the_ring_with_their_answer() -> None:
     pair, wrong = Pair(), Node(2)
-    await wrong.server.listen(Address(HOSTS[0], pair.port))
+    await pair.listen(wrong, HOSTS[0])
     nodes = await pair.form(HOSTS[0], listens=HOSTS[1])
     wrong.server.expect_ring(nodes[0].endpoint.assign, lambda _link, _hello: None)
     suspect, evidence, reason = await nodes[0].loss()

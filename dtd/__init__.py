@@ -38,6 +38,6 @@ def _find_cluster(job: str) -> Any:
 
     if not is_in_cluster(os.environ):
         return None
-    from dtd.worker.by_hand import ByHand
+    from dtd.worker.job.by_hand import ByHand
 
     return ByHand(job)

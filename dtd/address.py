@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Final, Self
 
 from dtd.errors import UsageError
-from dtd.shown import shown
+from dtd.text.shown import shown
 
 # A host name: labels of letters, digits, dashes and underscores, 253 characters at most.
 _LABEL: Final = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"

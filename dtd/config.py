@@ -22,9 +22,8 @@ from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
 
 from dtd.address import Address, Endpoint, is_host, parse_endpoint
 from dtd.errors import ConfigError, UsageError
+from dtd.host.places import COORDINATOR, socket_place, state_directory
 from dtd.logs import LogFormat, LogLevel
-from dtd.names import NAME, NAME_WORDS, name_of
-from dtd.places import COORDINATOR, socket_place, state_directory
 from dtd.rules import (
     FieldInfo,
     did_you_mean,
@@ -34,8 +33,9 @@ from dtd.rules import (
     setting,
     without_none,
 )
-from dtd.shown import counted, shown
-from dtd.toml_source import CONTENT_ERRORS, content_fault, key_lines, read_text
+from dtd.text.names import NAME, NAME_WORDS, name_of
+from dtd.text.shown import counted, shown
+from dtd.text.toml_source import CONTENT_ERRORS, content_fault, key_lines, read_text
 
 ENDPOINTS: Final = tuple[Endpoint, ...]
 NAMES: Final = tuple[str, ...]

@@ -110,7 +110,7 @@ _JOIN_AGAIN: Final = (
 )
 _SEE_PORT: Final = "check the port: no coordinator that serves other hosts listens there"
 
-# By cause, for the connecting side and for the accepting side: cause as `dtd.net.tls`
+# By cause, for the connecting side and for the accepting side: cause as `dtd.net.clients.tls`
 # names it -> kind, remedy.
 _WHEN_CALLING: Final = {
     "its certificate is not valid yet by this host's clock": ("clock", CLOCK_REMEDY),

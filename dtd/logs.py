@@ -31,7 +31,7 @@ from typing import Any, Final, Literal, TextIO, cast
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
-from dtd.shown import indented, quoted
+from dtd.text.shown import indented, quoted
 
 LogFormat = Literal["auto", "json", "console"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -98,7 +98,7 @@ def configure_logging(
 
     Args:
         format: "json", "console", or "auto": console if the stream is a terminal.
-        stream: where lines go; it stays open, and takes any text (`dtd.streams`).
+        stream: where lines go; it stays open, and takes any text (`dtd.host.streams`).
         level: the least that is written.  Each step of training is a line at "debug"; libraries
             are heard from "warning" on, whatever the level.
         libraries: the logger of the standard library whose records are written, the root by

@@ -14,9 +14,9 @@ from typing import Any, Final
 from dtd.errors import RequestRefused, UsageError
 from dtd.job.differences import settings
 from dtd.job.parse import default_settings
-from dtd.names import NAME_WORDS, is_name
 from dtd.rules import did_you_mean
-from dtd.shown import one_line, shown, shown_bytes
+from dtd.text.names import NAME_WORDS, is_name
+from dtd.text.shown import one_line, shown, shown_bytes
 
 MARK: Final = "@"
 MAX_COPIES: Final = 16

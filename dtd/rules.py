@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from dtd.shown import INTEGER_LIMIT, SHOWN_CHARACTERS, shown
+from dtd.text.shown import INTEGER_LIMIT, SHOWN_CHARACTERS, shown
 
 MAX_KEYS: Final = 64
 """Most keys of one table; each unknown one is compared with all known ones."""

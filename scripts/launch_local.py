@@ -28,7 +28,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from dtd import figures
 from dtd.address import Address
 from dtd.checkpoint.assemble import FoundPart, assemble
 from dtd.checkpoint.choice import fewest
@@ -37,11 +36,12 @@ from dtd.checkpoint.tensor_file import MODEL_FILE
 from dtd.coordinator.store.database import FILE_NAME
 from dtd.ctl import output
 from dtd.errors import CheckpointError, DtdError, JobFailed, UsageError
+from dtd.host.places import home_directory
+from dtd.host.streams import fit_streams
 from dtd.job import load_job, parse_job, to_mapping
 from dtd.job.terms import folder_of
-from dtd.places import home_directory
-from dtd.shown import one_line
-from dtd.streams import fit_streams
+from dtd.text import figures
+from dtd.text.shown import one_line
 from scripts.cluster.local import LocalCluster
 from scripts.cluster.networks import COORDINATOR
 from scripts.cluster.processes import TAIL_LINES, exit_on_stop_signals, ignore_stop_signals

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from dtd import figures
 from dtd.ctl import output
-from dtd.shown import counted, escaped
+from dtd.text import figures
+from dtd.text.shown import counted, escaped
 from scripts.cluster.networks import COORDINATOR
 
 # --- progress: a live bar on a terminal, a line now and then elsewhere ----------------------------

@@ -31,9 +31,9 @@ from dtd.checkpoint.format import (
 )
 from dtd.checkpoint.tensor_file import FILES, FileMerge, PartFiles, TensorInfo
 from dtd.checkpoint.writer import Drafts
-from dtd.durable import make_directory, sync_directory, synced
 from dtd.engine.shards import ShardSet
 from dtd.errors import CheckpointError, PartsDiffer
+from dtd.host.durable import make_directory, sync_directory, synced
 
 SHARDED_ENTRIES: Final = "optimizer_shards"
 """Key in a sharded state's metadata: which optimizer entries are sharded; absent in a whole one."""

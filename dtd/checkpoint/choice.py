@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from dtd.cluster.checkpoints import CONTRADICTED, VERIFIED
+from dtd.cluster.generation.checkpoints import CONTRADICTED, VERIFIED
 from dtd.engine.shards import NOTHING, WHOLE, ShardSet, united
 from dtd.errors import RequestRefused
 from dtd.job.tables import lower_is_better

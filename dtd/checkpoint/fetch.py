@@ -17,9 +17,9 @@ from dtd.checkpoint.assemble import gathered, settled
 from dtd.checkpoint.choice import part_of
 from dtd.checkpoint.tensor_file import FileMerge, Part, PartFiles
 from dtd.errors import CheckpointError, UsageError
-from dtd.net.blocking_link import Connect
-from dtd.net.fetch_client import FetchClient, addresses_in, file_digest
-from dtd.shown import one_line
+from dtd.net.clients.blocking_link import Connect
+from dtd.net.clients.fetch_client import FetchClient, addresses_in, file_digest
+from dtd.text.shown import one_line
 from dtd.wire.session import DataCredential
 
 Checkpoint = Mapping[str, Any]

@@ -29,11 +29,11 @@ from typing import Any, Final, Self
 
 import xxhash
 
-from dtd.durable import synced
 from dtd.engine.shards import ShardSet
 from dtd.errors import CheckpointError, PartsDiffer, ProtocolError
-from dtd.json_reader import read_json
-from dtd.shown import shown
+from dtd.host.durable import synced
+from dtd.text.json_reader import read_json
+from dtd.text.shown import shown
 
 MODEL_FILE: Final = "model.safetensors"
 AVERAGES_FILE: Final = "ema.safetensors"

@@ -48,9 +48,9 @@ from dtd.checkpoint.format import (
     verify,
 )
 from dtd.checkpoint.tensor_file import FileInfo, TensorInfo, encode_header
-from dtd.cluster.branches import Branch, is_left
-from dtd.durable import make_directory, sync_directory, synced
+from dtd.cluster.generation.branches import Branch, is_left
 from dtd.errors import CheckpointError
+from dtd.host.durable import make_directory, sync_directory, synced
 from dtd.job import JobSpec
 from dtd.job.tables import lower_is_better
 

@@ -2,7 +2,8 @@
 
 A cancelled job stops at its next step boundary, so that nothing is lost.  A step, or an evaluation,
 that takes very long is aborted in the end, and at once when the operator asks a second time;
-members that do not leave the ring even then are evicted.  What follows is `dtd.cluster.saving`.
+members that do not leave the ring even then are evicted.  What follows is
+`dtd.cluster.generation.saving`.
 
 Part of the membership machine; changes the cluster's state, adds effects.
 """
@@ -12,8 +13,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from dtd.cluster import admission, ending, figures, forming, registration
+from dtd.cluster import figures
 from dtd.cluster.events import JobEnded, SaveJob, Undeliverable
+from dtd.cluster.generation import ending, forming
 from dtd.cluster.records import Job
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import (
@@ -24,6 +26,7 @@ from dtd.cluster.transitions import (
     JobState,
     WorkerState,
 )
+from dtd.cluster.workers import admission, registration
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
@@ -57,7 +60,7 @@ def _turn(job: Job) -> tuple[bool, int]:
 def may_start(cluster: ClusterState) -> bool:
     """Whether the first job of the queue becomes active here: it takes all workers.
 
-    A job that takes some of them is started by `dtd.cluster.pools`.
+    A job that takes some of them is started by `dtd.cluster.several_jobs.pools`.
     """
     if cluster.job is not None or cluster.shared or not cluster.queue:
         return False

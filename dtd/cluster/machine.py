@@ -18,22 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from dtd.cluster import (
-    admission,
-    checkpoints,
-    datasets,
-    digests,
-    ending,
-    figures,
-    forming,
-    isolation,
-    jobs,
-    registration,
-    roster,
-    saving,
-    suspicion,
-    waiting,
-)
+from dtd.cluster import figures, jobs
 from dtd.cluster.events import (
     CancelRequested,
     DeleteRequested,
@@ -49,6 +34,16 @@ from dtd.cluster.events import (
     Undeliverable,
     WorkerLost,
 )
+from dtd.cluster.generation import (
+    checkpoints,
+    datasets,
+    digests,
+    ending,
+    forming,
+    roster,
+    saving,
+    waiting,
+)
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import (
@@ -60,6 +55,7 @@ from dtd.cluster.transitions import (
     JobState,
     WorkerState,
 )
+from dtd.cluster.workers import admission, isolation, registration, suspicion
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

@@ -113,7 +113,8 @@ class Worker:
             rank there.
         stopped: whether it has finished because it was told to stop.
         reconnection: the generation with which it registered again.
-        data: what it has of the job's data, as it has said last, see `dtd.cluster.datasets`.
+        data: what it has of the job's data, as it has said last, see
+            `dtd.cluster.generation.datasets`.
     """
 
     registration: m.Register
@@ -201,7 +202,8 @@ class Job:
         roster, roster_id: members of the newest generation in rank order, and the roster's id.
         servers: how many of them are parameter servers; they are the last ones.
         instances: ids of the members' state directories.
-        in_doubt: whether the store may not know the newest generation (`dtd.cluster.registration`).
+        in_doubt: whether the store may not know the newest generation
+            (`dtd.cluster.workers.registration`).
         forgetful: whether it may not know all states that earlier generations have committed.
         announced: whether that generation was announced and is not known to have ended.
         fenced: whether one of its members cannot take part in it any more, so that it commits no
@@ -210,10 +212,11 @@ class Job:
         checkpoint_generation, checkpoint_step, checkpoint_holders: the newest complete checkpoint,
             and the workers that have it or, if the state is sharded, a part of it.
         parts: in a sharded job, the parts of that checkpoint and of newer ones that are not
-            complete, see `dtd.cluster.checkpoints`.
-        divergences: when replicas differed without a majority, see `dtd.cluster.digests`.
-        agreed: confirmed digests of saved states, see `dtd.cluster.checkpoints`.
-        branches: states on abandoned branches, see `dtd.cluster.branches`.
+            complete, see `dtd.cluster.generation.checkpoints`.
+        divergences: when replicas differed without a majority, see
+            `dtd.cluster.generation.digests`.
+        agreed: confirmed digests of saved states, see `dtd.cluster.generation.checkpoints`.
+        branches: states on abandoned branches, see `dtd.cluster.generation.branches`.
         step_s: recent mean duration of a step; 0 if unknown.
         verdict: how the job will end once its state is saved: "done", "failed" or "cancelled";
             empty while it continues.
@@ -227,7 +230,7 @@ class Job:
         from_newest: step of the newest checkpoint of `from_job` at submission, if none was named.
         identity, from_identity: identities of this job and of `from_job`, see `dtd.job.terms`.
         instructions: those with which all its workers compute updates, see
-            `dtd.cluster.instructions`; empty: each its own.
+            `dtd.cluster.workers.instructions`; empty: each its own.
         data: digests of the job's data by name, as soon as a worker has had them.
     """
 

@@ -12,11 +12,9 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from dtd.cluster.detector import Detector, StragglerWatch
 from dtd.cluster.events import Effect, Incident, Send
-from dtd.cluster.links import Links
+from dtd.cluster.generation.roster import has
 from dtd.cluster.records import Job, SetAside, Worker
-from dtd.cluster.roster import has
 from dtd.cluster.run import EndingTimes, Run, SaveOrders, Setbacks, WaitingTimes
 from dtd.cluster.transitions import (
     AVAILABLE,
@@ -37,6 +35,8 @@ from dtd.cluster.transitions import (
     WorkerEvent,
     WorkerState,
 )
+from dtd.cluster.workers.detector import Detector, StragglerWatch
+from dtd.cluster.workers.links import Links
 from dtd.errors import ImpossibleTransition
 from dtd.wire import messages as m
 
@@ -76,13 +76,14 @@ class ClusterState:
         warming_since: when each warming worker started its warm-up.
         job: the active job, if any.
         queue: jobs waiting to become active.
-        shared: whether jobs run on parts of the cluster (`dtd.cluster.pools`), so that none of the
-            queue becomes active here.
+        shared: whether jobs run on parts of the cluster (`dtd.cluster.several_jobs.pools`), so that
+            none of the queue becomes active here.
         run: the generation in which the job runs.
         setbacks: repeated failures that prevent the job's progress.
         waiting: conditions of the next generation.
         ending: deadlines of a generation that is ending.
-        set_aside: by name, workers on which the job's code has failed (`dtd.cluster.isolation`).
+        set_aside: by name, workers on which the job's code has failed
+            (`dtd.cluster.workers.isolation`).
         verdict_by: when the job fails if only such workers are present.
         links: pairs of workers that cannot reach each other.
         vouched: members of the newest known generation that have registered without having left it.

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dtd import diagnostics as texts
-from dtd.cluster import roster
-from dtd.cluster.admission import is_set_aside
+from dtd.cluster.generation import roster
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState
-from dtd.cluster.suspicion import why_late
 from dtd.cluster.transitions import GONE, GenerationState, WorkerState
+from dtd.cluster.workers.admission import is_set_aside
+from dtd.cluster.workers.suspicion import why_late
 from dtd.diagnostics import Diagnostic
 from dtd.doctor.memory import memory_of
-from dtd.names import SCRIPT
+from dtd.text.names import SCRIPT
 from dtd.wire import messages as m
 
 STATUS_SCHEMA: Final = 1

@@ -20,7 +20,7 @@ import structlog
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused
 from dtd.net.limits import Allowance
 from dtd.net.link import Link
-from dtd.shown import one_line
+from dtd.text.shown import one_line
 
 log = structlog.get_logger()
 

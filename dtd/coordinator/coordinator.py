@@ -8,17 +8,17 @@ from collections.abc import Callable
 
 from dtd.cluster.events import Effect, JobEnded
 from dtd.config import CoordinatorConfig
+from dtd.coordinator.connections.report_quotas import ReportQuotas
 from dtd.coordinator.core import Core
 from dtd.coordinator.handlers.by_hand import JobsByHand
 from dtd.coordinator.handlers.credentials import Joins, Renewals
 from dtd.coordinator.handlers.jobs import Deletions
 from dtd.coordinator.handlers.measurements import MeasurementBroker, Profiles
-from dtd.coordinator.models import ModelRegistry
-from dtd.coordinator.report_quotas import ReportQuotas
+from dtd.coordinator.services.models import ModelRegistry
+from dtd.coordinator.services.sweeps import Sweeps
+from dtd.coordinator.services.web_page import WebPage
 from dtd.coordinator.store.database import StoreThread, Turn
 from dtd.coordinator.store.store import Store
-from dtd.coordinator.sweeps import Sweeps
-from dtd.coordinator.web_page import WebPage
 from dtd.net.link import Link
 from dtd.observe.metrics.coordinator import CoordinatorMetrics
 from dtd.observe.metrics.endpoint import members_only

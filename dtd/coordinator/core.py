@@ -32,21 +32,21 @@ from dtd.cluster.events import (
     Send,
     Undeliverable,
 )
-from dtd.cluster.pools import Pools
 from dtd.cluster.records import Job
+from dtd.cluster.several_jobs.pools import Pools
 from dtd.cluster.state import ClusterState, CoordinatorIdentity
 from dtd.cluster.status import Diagnostics, EndedJob, status_of
 from dtd.config import CoordinatorConfig
-from dtd.coordinator.answers import Answers
-from dtd.coordinator.audit import AuditLog, Caller
-from dtd.coordinator.audit_file import AuditFile
+from dtd.coordinator.connections.control_port import ControlPort
+from dtd.coordinator.connections.worker_links import WorkerLinks
 from dtd.coordinator.containment import Containment
-from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.driver import Driver
+from dtd.coordinator.handlers.answers import Answers
 from dtd.coordinator.handlers.packages import PACKAGES, WEIGHTS, PackageTransfer
+from dtd.coordinator.services.audit import AuditLog, Caller
+from dtd.coordinator.services.audit_file import AuditFile
 from dtd.coordinator.store.database import StoreThread, Turn
 from dtd.coordinator.store.store import Store, job_body
-from dtd.coordinator.worker_links import WorkerLinks
 from dtd.diagnostics import Diagnostic
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError, RequestRefused
 from dtd.net.link import MAX_QUEUED_CONTROL_BYTES, Link

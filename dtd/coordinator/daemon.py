@@ -16,17 +16,17 @@ import structlog
 
 from dtd import __version__, diagnostics
 from dtd.address import SocketPath
-from dtd.cluster import pools
 from dtd.cluster.events import Submitted, WorkerLost
+from dtd.cluster.several_jobs import pools
 from dtd.cluster.state import ClusterState
 from dtd.config import CoordinatorConfig
-from dtd.coordinator import requests
+from dtd.coordinator.connections.message_rates import Pace
 from dtd.coordinator.coordinator import Coordinator
+from dtd.coordinator.handlers import requests
 from dtd.coordinator.handlers.workers import on_report, register
-from dtd.coordinator.message_rates import Pace
+from dtd.coordinator.services.web_page import WebPage
 from dtd.coordinator.store.database import Turn
 from dtd.coordinator.store.store import Store
-from dtd.coordinator.web_page import WebPage
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.wire import messages as m

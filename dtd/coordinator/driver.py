@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dtd.cluster.events import Effect, Event, Submitted, Ticked
-from dtd.cluster.pools import Pools
+from dtd.cluster.several_jobs.pools import Pools
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.store.store import job_body, job_from_body
 from dtd.errors import RequestRefused

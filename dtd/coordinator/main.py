@@ -21,19 +21,19 @@ from dtd import __version__
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import GONE
 from dtd.config import CoordinatorConfig, add_flags, load_coordinator_config
-from dtd.coordinator.control_port import MOST_FILES, advertised
+from dtd.coordinator.connections.control_port import MOST_FILES, advertised
 from dtd.coordinator.daemon import Daemon
 from dtd.coordinator.store.backup import back_up, restore
 from dtd.coordinator.store.store import Store
 from dtd.errors import ConfigError, DtdError
+from dtd.host.notify import Notifier
+from dtd.host.places import require_linux
+from dtd.host.process_memory import give_back_freed_memory
+from dtd.host.streams import fit_streams
 from dtd.logs import configure_logging
-from dtd.notify import Notifier
-from dtd.places import require_linux
-from dtd.process_memory import give_back_freed_memory
 from dtd.security.authority import DIRECTORY, open_authority, open_data_key
 from dtd.security.private_files import make_private_directory
-from dtd.shown import counted, indented
-from dtd.streams import fit_streams
+from dtd.text.shown import counted, indented
 
 # --- commands on a state directory ---------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """The parts of dtdctl's command line: a command with its arguments, the parser, and help.
 
-`dtd.ctl.commands` is the table of all commands.  A line is split into the words that name a command
-and the rest, which argparse reads; the result is the keyword arguments of the command's function.
+`dtd.ctl.command_table` is the table of all commands.  A line is split into the words that name a
+command and the rest, which argparse reads; the result is the keyword arguments of the command's
+function.
 """
 
 from __future__ import annotations

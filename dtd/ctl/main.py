@@ -1,7 +1,7 @@
 """`dtdctl`: the entry point.
 
-Takes the options that every command has, runs the command (`dtd.ctl.commands` has the table), and
-turns every failure into one sentence on stderr and an exit code.  Also help.
+Takes the options that every command has, runs the command (`dtd.ctl.command_table` has the table),
+and turns every failure into one sentence on stderr and an exit code.  Also help.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from dtd.ctl.command_line import (
     list_help,
     read_arguments,
 )
-from dtd.ctl.commands import COMMANDS, EXAMPLES, GROUPS, TOPICS
+from dtd.ctl.command_table import COMMANDS, EXAMPLES, GROUPS, TOPICS
 from dtd.ctl.settings import Settings, make_settings, take_settings
 from dtd.errors import DtdError, UsageError
-from dtd.streams import fit_streams
+from dtd.host.streams import fit_streams
 
 EXIT_BROKEN_PIPE: Final = 1
 _BY_NAME: Final = {one.name: one for one in COMMANDS}
@@ -84,7 +84,7 @@ def run(arguments: Sequence[str]) -> int:
         settings = make_settings(values, rest[0] if rest else "")
         exit_code = _run_command(settings, rest)
         if any(client.renew for client in settings.clients):
-            from dtd.ctl.access import renew_if_due  # seldom needed, and slow to load
+            from dtd.ctl.commands.access import renew_if_due  # seldom needed, and slow to load
 
             renew_if_due(settings)
         return exit_code
@@ -115,7 +115,7 @@ def _run_command(settings: Settings, words: Sequence[str]) -> int:
             return 0
         module, _, function = command.function.partition(":")
         values = read_arguments(command, words[length:])
-        run_it = getattr(importlib.import_module(f"dtd.ctl.{module}"), function)
+        run_it = getattr(importlib.import_module(f"dtd.ctl.commands.{module}"), function)
         exit_code: int | None = run_it(settings, **values)
         return exit_code or 0
     return _run_no_command(words)

@@ -1,7 +1,7 @@
 """The output of dtdctl: data on stdout, everything else on stderr.
 
 All output passes through this file, and all foreign text is escaped before
-(`dtd.shown`): answers as they are read (`dtd.ctl.settings`), errors and JSON in this file.
+(`dtd.text.shown`): answers as they are read (`dtd.ctl.settings`), errors and JSON in this file.
 Tables are plain columns, so that a shell can cut them; on a terminal long cells are folded to its
 width.  Colour appears only on a terminal and never with NO_COLOR.  No heavy import: `dtdctl status`
 must answer at once.
@@ -18,9 +18,9 @@ from itertools import zip_longest
 from typing import Any, Final, TextIO
 
 from dtd.errors import DtdError, RequestRefused, UsageError
-from dtd.figures import NOTHING
-from dtd.shown import escaped, indented, json_safe, one_line
-from dtd.streams import is_unicode
+from dtd.host.streams import is_unicode
+from dtd.text.figures import NOTHING
+from dtd.text.shown import escaped, indented, json_safe, one_line
 
 BOLD: Final = "bold"
 RED: Final = "red"

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dtd.address import Endpoint, parse_endpoint
 from dtd.errors import ConfigError, CoordinatorUnreachable, UsageError
-from dtd.net.control_client import DEFAULT_TIMEOUT_S, ControlClient
-from dtd.places import operator_file
+from dtd.host.places import operator_file
+from dtd.net.clients.control_client import DEFAULT_TIMEOUT_S, ControlClient
 from dtd.security.targets import Target, credential_places, find_credential, targets, targets_here
-from dtd.shown import escaped_value
+from dtd.text.shown import escaped_value
 
 if TYPE_CHECKING:  # loaded when there is one
     import ssl

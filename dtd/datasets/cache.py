@@ -33,7 +33,7 @@ from dtd.datasets.manifest import (
     scan,
 )
 from dtd.errors import TaskError
-from dtd.shown import shown_bytes
+from dtd.text.shown import shown_bytes
 
 MANIFEST: Final = "manifest"
 CONTENT: Final = "content"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from dtd.errors import TaskError
-from dtd.json_reader import read_json
+from dtd.text.json_reader import read_json
 
 VARIABLE: Final = "DTD_DATA"
 _MAX_BYTES: Final = 1 << 20

@@ -5,7 +5,7 @@ into chunks of 4 MiB; a chunk may be a part of a large file or many small ones. 
 SHA-256 of the manifest, so a manifest that was received is verified by it, and each chunk by its
 hash in the manifest.  A received manifest leads out of no directory.
 
-Reading is blocking; `dtd.worker.datasets` runs it on the training thread.
+Reading is blocking; `dtd.worker.files.datasets` runs it on the training thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from dtd.errors import TaskError
-from dtd.json_reader import read_json
+from dtd.text.json_reader import read_json
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 MAX_FILES: Final = 500_000

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from dtd import figures
-from dtd.shown import counted
+from dtd.text import figures
+from dtd.text.shown import counted
 
 Level = Literal["ok", "warn", "fail"]
 Values = Mapping[str, Any]

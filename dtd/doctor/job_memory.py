@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Final
 
-from dtd import figures
 from dtd.doctor.checks import Finding
 from dtd.doctor.memory import (
     REPLICATED,
@@ -31,7 +30,8 @@ from dtd.doctor.memory import (
 )
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED, SHARDED_STAGES
-from dtd.shown import counted
+from dtd.text import figures
+from dtd.text.shown import counted
 
 NEEDED_PARTS: Final = (
     *("parameters", "gradients", "buckets", "optimizer", "activations", "snapshot", "runtime"),

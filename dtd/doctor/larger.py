@@ -17,7 +17,6 @@ from itertools import cycle, islice
 from statistics import fmean, linear_regression
 from typing import Any, Final
 
-from dtd import figures
 from dtd.doctor.checks import Finding
 from dtd.doctor.forecast import Forecast, forecast_step_s, slowest
 from dtd.doctor.strategies import (
@@ -32,7 +31,8 @@ from dtd.doctor.strategies import (
     star_of,
 )
 from dtd.job import JobSpec
-from dtd.shown import counted
+from dtd.text import figures
+from dtd.text.shown import counted
 
 SIZES: Final = (16, 64, 256)
 COMPARED: Final = (*range(1, 32), *range(32, 257, 8))

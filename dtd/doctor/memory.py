@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dtd.shown import shown_bytes
+from dtd.text.shown import shown_bytes
 from dtd.wire import messages as m
 
 PARTS: Final[Mapping[str, str]] = {

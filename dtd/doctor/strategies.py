@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from dtd import figures
 from dtd.doctor.checks import Finding
 from dtd.doctor.forecast import Compute, Exchanged, Forecast, LinkSpeed, forecast
 from dtd.doctor.transfer import Coded, Coder, Exchange, Star
 from dtd.exchange.schedule.coding_choice import Mode
 from dtd.job import JobSpec
+from dtd.text import figures
 
 LEAST_GAIN: Final = 0.05
 """A step that is shorter by less is not worth a change."""

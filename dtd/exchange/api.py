@@ -21,7 +21,7 @@ from dtd.observe.profile.spans import RingSpans, SpanLog
 
 
 class Shareable(Protocol):
-    """Memory that processes of the same host may read (`dtd.shared_memory.OfferedMemory`)."""
+    """Memory that processes of the same host may read (`dtd.host.shared_memory.OfferedMemory`)."""
 
     descriptor: int
     nonce: bytes

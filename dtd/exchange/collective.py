@@ -13,9 +13,9 @@ from typing import Any
 from dtd.errors import DtdError
 from dtd.exchange.endpoint import RingEndpoint
 from dtd.exchange.node import NodeCollective
-from dtd.net.blocking_link import connect_tcp
-from dtd.net.data_server import DataServer
-from dtd.net.tls import tls_connect
+from dtd.net.clients.blocking_link import connect_tcp
+from dtd.net.clients.tls import tls_connect
+from dtd.net.data_port.data_server import DataServer
 from dtd.security.identity import WORKER
 from dtd.wire import messages as m
 

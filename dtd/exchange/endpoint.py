@@ -28,12 +28,12 @@ from dtd.exchange.schedule.machine import Machine
 from dtd.exchange.schedule.neighbours import ENDED, Neighbour, Neighbours, RingLoss
 from dtd.exchange.schedule.schedules import RingSchedules, StarSchedules
 from dtd.exchange.schedule.tree import strides_in
+from dtd.net.addresses.dialling import Dialling, failure_text
+from dtd.net.addresses.routes import Routes
 from dtd.net.coding_link import Coding, CodingLink
-from dtd.net.data_server import RING_STAGING_BYTES, DataServer
-from dtd.net.dialling import Dialling, failure_text
+from dtd.net.data_port.data_server import RING_STAGING_BYTES, DataServer
 from dtd.net.link import Link, LinkHandler, Traffic
 from dtd.net.liveness import Lifeline, LinkHeartbeats
-from dtd.net.routes import Routes
 from dtd.planes import PLANES
 from dtd.wire import messages as m
 from dtd.wire.frames import Hold

@@ -19,8 +19,8 @@ import structlog
 
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.exchange.api import BucketMemory, BufferLocation, Shareable
+from dtd.host.shared_memory import MappedMemory, map_memory
 from dtd.net.descriptors import FdMailbox, in_thread, post
-from dtd.shared_memory import MappedMemory, map_memory
 from dtd.wire.messages import MAX_LENT, ShmMapped, ShmOffer, ShmRegion, ShmReleased, ShmRequest
 
 log = structlog.get_logger()

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 from dtd.job.strategy_table import LOCAL, SHARDED, SPARSE
 from dtd.job.tables import least_and_most
-from dtd.names import LAUNCHED
 from dtd.rules import fields_of
-from dtd.shown import shown
+from dtd.text.names import LAUNCHED
+from dtd.text.shown import shown
 
 if TYPE_CHECKING:
     from dtd.job.strategy_table import StrategyTable
     from dtd.job.tables import JobSpec
-    from dtd.toml_source import KeyPath
+    from dtd.text.toml_source import KeyPath
 
 _ROUNDING: Final = ("none", "bfloat16", "float16")
 """Codecs that round sums and keep nothing back for later steps."""

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from dtd.errors import JobSpecError
 from dtd.job.parse import default_settings, from_mapping, to_mapping
-from dtd.names import MOST_STEPS
-from dtd.shown import shown
+from dtd.text.names import MOST_STEPS
+from dtd.text.shown import shown
 
 Spec = Mapping[str, Any]
 

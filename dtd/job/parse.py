@@ -26,10 +26,10 @@ from typing import Any, Final, get_type_hints
 from dtd.errors import JobSpecError
 from dtd.job.checks import conflicts
 from dtd.job.tables import BUILT_IN_TASKS, JobSpec
-from dtd.names import NAME_WORDS, is_name
 from dtd.rules import MAX_KEYS, did_you_mean, fault, fields_of, too_many_keys, without_none
-from dtd.shown import INTEGER_LIMIT, shown
-from dtd.toml_source import CONTENT_ERRORS, KeyPath, content_fault, key_lines, read_text
+from dtd.text.names import NAME_WORDS, is_name
+from dtd.text.shown import INTEGER_LIMIT, shown
+from dtd.text.toml_source import CONTENT_ERRORS, KeyPath, content_fault, key_lines, read_text
 
 MAX_JOB_BYTES: Final = 24 * 1024
 MAX_TASK_VALUES: Final = 4096

@@ -30,9 +30,9 @@ from dtd.job.parse import (
     to_mapping,
 )
 from dtd.job.tables import MOST_WORKERS, RANGE, RANGE_WORDS, JobSpec, least_and_most
-from dtd.names import NAME, NAME_WORDS
 from dtd.rules import did_you_mean, fields_of, rule, setting, too_many_keys
-from dtd.shown import INTEGER_LIMIT, shown
+from dtd.text.names import NAME, NAME_WORDS
+from dtd.text.shown import INTEGER_LIMIT, shown
 
 MAX_TRIALS: Final = 1000
 MAX_CHOICES: Final = 64

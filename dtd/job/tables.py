@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from dtd.job.strategy_table import StrategyTable
-from dtd.names import NAME, NAME_WORDS, REFERENCE
 from dtd.rules import rule, setting
-from dtd.shown import INTEGER_LIMIT
+from dtd.text.names import NAME, NAME_WORDS, REFERENCE
+from dtd.text.shown import INTEGER_LIMIT
 
 BUILT_IN_TASKS: Final = ("digits", "mnist", "cifar10", "chargpt", "synthetic")
 

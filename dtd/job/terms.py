@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from dtd.job.strategy_table import StrategyTable
 from dtd.job.tables import RANGE, CheckpointTable, ElasticTable, least_and_most
-from dtd.names import LAUNCHED
 from dtd.rules import fault, fields_of
+from dtd.text.names import LAUNCHED
 
 _HASH_CHARACTERS: Final = 16
 _TAG_CHARACTERS: Final = 10

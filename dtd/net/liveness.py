@@ -33,12 +33,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from dtd.address import Address
-from dtd.cluster.detector import Detector
+from dtd.cluster.workers.detector import Detector
 from dtd.errors import DtdError
 from dtd.exchange.schedule.neighbours import Neighbour
-from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
+from dtd.net.clients.blocking_link import BlockingLink, Connect, connect_tcp
+from dtd.net.clients.tls import tls_connect
 from dtd.net.link import Link
-from dtd.net.tls import tls_connect
 from dtd.security.identity import WORKER
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential

@@ -20,9 +20,9 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast
 from dtd import diagnostics
 from dtd.address import ANY_IPV4, ANY_IPV6, Address, SocketPath
 from dtd.errors import ConfigError
+from dtd.net.clients.tls import tls_fault
 from dtd.net.limits import AUTHENTICATE_WITHIN_S, ConnectionLimiter, Connections
 from dtd.net.local_socket import bound_socket, remove_socket
-from dtd.net.tls import tls_fault
 from dtd.security import identity
 from dtd.security.identity import Identity, LocalUsers, peer_groups, peer_uid
 from dtd.wire import messages as m

@@ -15,7 +15,7 @@ from dtd.job.differences import completed, settings
 from dtd.job.tables import lower_is_better
 from dtd.observe.series import EVALUATION, Kind
 from dtd.rules import did_you_mean
-from dtd.shown import shown
+from dtd.text.shown import shown
 
 MOST_RUNS: Final = 16
 """Most runs in one comparison."""

@@ -23,7 +23,7 @@ from dtd.observe.series import (
 )
 from dtd.observe.store import MetricsStore
 from dtd.rules import did_you_mean
-from dtd.shown import shown
+from dtd.text.shown import shown
 from dtd.wire import messages as m
 
 MOST_POINTS: Final = 20_000

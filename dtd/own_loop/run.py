@@ -29,11 +29,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from dtd.errors import CodeError, TaskError
-from dtd.names import METRIC_WORDS, is_metric, name_of
 from dtd.own_loop.alone import Alone
 from dtd.own_loop.task import END, Host, LoopTask, UserLoop
 from dtd.own_loop.turns import Point, Turns, place_in_user_code
 from dtd.rules import did_you_mean
+from dtd.text.names import METRIC_WORDS, is_metric, name_of
 from dtd.train.record import Moment
 from dtd.train.task import Collate, MapDataset
 from dtd.train.warm_up.model_setup import autocast

@@ -19,11 +19,11 @@ import torch
 
 from dtd.errors import TaskError
 from dtd.job import JobSpec, from_mapping, to_mapping
-from dtd.names import SCRIPT
 from dtd.own_loop.alone import tables_of
 from dtd.own_loop.run import offer
 from dtd.own_loop.task import LoopTask, UserLoop
 from dtd.own_loop.turns import Point, Turns
+from dtd.text.names import SCRIPT
 from dtd.train.data.rows import seed_generators
 from dtd.train.task import Task, load_task
 

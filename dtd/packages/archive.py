@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dtd.durable import synced
 from dtd.errors import TaskError
+from dtd.host.durable import synced
 from dtd.packages.limits import (
     MAX_ARCHIVE_BYTES,
     MAX_CONTENT_BYTES,

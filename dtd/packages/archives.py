@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dtd.durable import make_directory, sync_directory
 from dtd.errors import RequestRefused, UsageError
-from dtd.json_reader import read_json
+from dtd.host.durable import make_directory, sync_directory
 from dtd.packages.limits import (
     CHUNK_BYTES,
     MAX_ARCHIVE_BYTES,
@@ -31,6 +30,7 @@ from dtd.packages.limits import (
     checked_digest,
     short,
 )
+from dtd.text.json_reader import read_json
 
 ENDING: Final = ".safetensors"
 _LENGTH_BYTES: Final = 8

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from dtd.errors import TaskError
-from dtd.names import DIGEST
+from dtd.text.names import DIGEST
 
 MIB: Final = 1024 * 1024
 MAX_CONTENT_BYTES: Final = 16 * MIB

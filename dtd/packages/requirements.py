@@ -19,8 +19,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from dtd.errors import TaskError
-from dtd.shown import shown
-from dtd.toml_source import CONTENT_ERRORS, content_fault, read_text
+from dtd.text.shown import shown
+from dtd.text.toml_source import CONTENT_ERRORS, content_fault, read_text
 
 MEMBER: Final = "requirements.txt"
 """Name of the file in a job's archive, beside the task's modules."""

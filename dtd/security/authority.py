@@ -25,7 +25,6 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from dtd.address import Address
 from dtd.errors import ConfigError, RequestRefused, UsageError
-from dtd.names import NAME_WORDS, is_name
 from dtd.security import certificates, identity
 from dtd.security.certificate_life import LIFE_DAYS, renewed_from_s
 from dtd.security.clock import FILE_NAME as CLOCK_FILE
@@ -35,6 +34,7 @@ from dtd.security.credential_book import CredentialBook, IssuedRecord
 from dtd.security.identity import check_names, worker_names
 from dtd.security.private_files import make_private_directory, read_private, write_private
 from dtd.security.token import DEFAULT_LIFE_S, TOKENS_FILE, Token, TokenBook
+from dtd.text.names import NAME_WORDS, is_name
 from dtd.wire.data_keys import KEY_BYTES
 
 DIRECTORY: Final = "pki"

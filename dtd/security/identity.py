@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused
-from dtd.names import NAME, is_name
+from dtd.text.names import NAME, is_name
 
 WORKER: Final = "worker"
 OPERATOR: Final = "operator"

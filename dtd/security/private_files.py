@@ -13,8 +13,8 @@ import stat
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.durable import make_directory, sync_directory, synced
 from dtd.errors import ConfigError
+from dtd.host.durable import make_directory, sync_directory, synced
 
 LIMIT_BYTES: Final = 16 * 1024 * 1024
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtd.address import Endpoint, SocketPath
 from dtd.errors import ConfigError
-from dtd.places import find_sockets
+from dtd.host.places import find_sockets
 
 if TYPE_CHECKING:  # a call on this host loads no TLS
     import ssl

@@ -1,9 +1,9 @@
 """The host memory of a step's buckets, which the ring reads as bytes and adds to.
 
-All buckets share one anonymous file (`dtd.shared_memory`), so that a neighbour on the same host can
-read them in place.  Every bucket begins on a cache line.  numpy adds float32 and float64: one SIMD
-loop in the calling thread, without the GIL.  torch adds all other types.  The ring decides which
-bytes are sent where.
+All buckets share one anonymous file (`dtd.host.shared_memory`), so that a neighbour on the same
+host can read them in place.  Every bucket begins on a cache line.  numpy adds float32 and float64:
+one SIMD loop in the calling thread, without the GIL.  torch adds all other types.  The ring decides
+which bytes are sent where.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dtd.exchange.api import BucketMemory, BufferLocation
-from dtd.shared_memory import HEAD_BYTES, OfferedMemory
+from dtd.host.shared_memory import HEAD_BYTES, OfferedMemory
 
 _LINE_BYTES = 64
 _NUMPY_ADDS = (torch.float32, torch.float64)

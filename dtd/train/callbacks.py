@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from dtd.errors import CodeError
-from dtd.shown import cut
 from dtd.strategy.nested import leaves
+from dtd.text.shown import cut
 from dtd.train.record import CheckpointRecord, Moment
 from dtd.train.state.replica import Replica
 

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from dtd.engine.control_word import read_words
 from dtd.errors import ErrorCode, ProtocolError, TaskError
 from dtd.job import JobSpec, TrainTable
-from dtd.names import METRIC_WORDS, is_metric
 from dtd.rules import did_you_mean
-from dtd.shown import counted, shown
+from dtd.text.names import METRIC_WORDS, is_metric
+from dtd.text.shown import counted, shown
 from dtd.train.data.loader import Loader, warn_nobody
 from dtd.train.data.rows import NO_STEP, BatchRequest, draw_key, seed_generators, shape_of
 from dtd.train.record import Warn

@@ -27,10 +27,10 @@ from functools import partial
 from dtd.engine.agenda import BeforeStep, after_commit, before_step
 from dtd.engine.control_word import ControlWord, Flags
 from dtd.exchange.api import BucketMemory, Collective, CommTiming
+from dtd.host.process_memory import mapped_blocks, trim_freed_memory
 from dtd.observe.profile.spans import COLLECT, COMMIT, COMPUTE, VOTE
-from dtd.process_memory import mapped_blocks, trim_freed_memory
-from dtd.shown import counted
 from dtd.strategy.codec.api import ResidualHandoff, World
+from dtd.text.shown import counted
 from dtd.train.agreement import agree, compare_moving, exchange, record_progress, timed_gather
 from dtd.train.evaluation import judge
 from dtd.train.record import EvalRecord, Outcome, OutcomeKind, StepRecord

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 from dtd.checkpoint.format import JobFolder, checkpoint_name
-from dtd.cluster.branches import Branch
+from dtd.cluster.generation.branches import Branch
 from dtd.engine.step_protocol import FRESH, Phase, StateKey, TakeOver
 from dtd.errors import CheckpointError, DivergenceError, DtdError, TaskError
 from dtd.exchange.api import Collective
+from dtd.host.process_memory import mapped_blocks
 from dtd.job import JobSpec
-from dtd.process_memory import mapped_blocks
 from dtd.train.data.rows import seed_generators
 from dtd.train.loop import commit_at_take_over, train
 from dtd.train.optim.task_optimizer import ignored_settings

@@ -17,9 +17,9 @@ from dtd.engine.shares import Pace
 from dtd.engine.step_protocol import StateKey, StepProtocol
 from dtd.errors import TaskError
 from dtd.exchange.api import BucketMemory, Collective
+from dtd.host.process_memory import mapped_blocks
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED, SPARSE
-from dtd.process_memory import mapped_blocks
 from dtd.strategy.api import Part, Strategy
 from dtd.strategy.choice import build_strategy
 from dtd.strategy.scalars import StepScalars

@@ -18,8 +18,8 @@ from typing import Annotated, Any, ClassVar, Final, Protocol, get_type_hints
 
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.event_names import NOTICES
-from dtd.names import METRIC_WORDS, NAME_WORDS, is_metric, is_name
-from dtd.shown import shown
+from dtd.text.names import METRIC_WORDS, NAME_WORDS, is_metric, is_name
+from dtd.text.shown import shown
 from dtd.wire.step_rows import MAX_STEP_ROWS_BYTES, STEP_ROW_BYTES
 
 NAME_CHARACTERS: Final = 255

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, Self
 
 from dtd import __version__
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
-from dtd.shown import escaped
+from dtd.text.shown import escaped
 from dtd.wire import messages as m
 from dtd.wire.fields import bad_field
 from dtd.wire.frames import (

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from dtd.worker.process_state import is_fit_for_jobs, replace_process
+from dtd.worker.process.process_state import is_fit_for_jobs, replace_process
 
 _INSTALLATION = str(Path(__file__).parents[2])
 

@@ -19,7 +19,7 @@ from dtd import __version__
 from dtd.address import ANY_IPV4, ANY_IPV6, Address
 from dtd.config import DEFAULT_DATA_ADDRESS, WorkerConfig
 from dtd.errors import ConfigError
-from dtd.net.interfaces import interfaces, offered
+from dtd.net.addresses.interfaces import interfaces, offered
 from dtd.security.certificate_life import WARN_BEFORE_DAYS
 from dtd.security.credential import (
     Credential,
@@ -30,10 +30,10 @@ from dtd.security.credential import (
 )
 from dtd.security.identity import WORKER
 from dtd.security.targets import Target, credential_places, find_credential, targets, targets_here
-from dtd.shown import one_line
+from dtd.text.shown import one_line
 from dtd.wire import messages as m
 from dtd.wire.fields import NAME_CHARACTERS
-from dtd.worker.host_checks import best_instructions
+from dtd.worker.process.host_checks import best_instructions
 
 if TYPE_CHECKING:  # takes long to load, and a credential is seldom renewed
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -43,11 +43,11 @@ import sys
 from collections.abc import Sequence
 
 from dtd.errors import UsageError
-from dtd.names import name_of
-from dtd.net.join_client import join
-from dtd.places import config_home, find_sockets
+from dtd.host.places import config_home, find_sockets
+from dtd.net.clients.join_client import join
 from dtd.security.identity import USUAL_INSTANCES, check_names, split_names, worker_names
 from dtd.security.token import Token
+from dtd.text.names import name_of
 
 log = structlog.get_logger()
 
@@ -281,7 +281,7 @@ def _write(
     Raises:
         ConfigError: the new credential is no good, or cannot be written.
     """
-    from dtd.net.join_client import write_renewed
+    from dtd.net.clients.join_client import write_renewed
 
     path = place_of_renewed(credential.path, state_dir)
     return write_renewed(credential, key, answer, path, now=dt.datetime.now(dt.UTC))

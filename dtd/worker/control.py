@@ -19,14 +19,14 @@ import structlog
 
 from dtd import diagnostics
 from dtd.address import Address, SocketPath
-from dtd.cluster.detector import Detector
+from dtd.cluster.workers.detector import Detector
 from dtd.diagnostics import REFUSED, Diagnostic
 from dtd.errors import DtdError, ErrorCode, ProtocolError
-from dtd.net.control_client import trouble_of
-from dtd.net.dialling import CONNECT_TIMEOUT_S, Dialling
+from dtd.net.addresses.dialling import CONNECT_TIMEOUT_S, Dialling
+from dtd.net.clients.control_client import trouble_of
+from dtd.net.clients.tls import tls_fault
 from dtd.net.link import Link, LinkHandler, attach
 from dtd.net.local_socket import call
-from dtd.net.tls import tls_fault
 from dtd.security.identity import COORDINATOR
 from dtd.security.targets import Target
 from dtd.wire import messages as m
@@ -165,7 +165,7 @@ class ControlConnection:
             return known
         if target.credential is None or diagnostic.kind not in diagnostics.OF_TIME:
             return diagnostic
-        from dtd.net.tls import times_of
+        from dtd.net.clients.tls import times_of
 
         loop = asyncio.get_running_loop()
         times = await loop.run_in_executor(

@@ -26,23 +26,22 @@ from dtd.cluster.transitions import MemberState
 from dtd.config import WorkerConfig
 from dtd.errors import CheckpointError, ConfigError, DtdError, JobSpecError, RequestRefused
 from dtd.exchange.collective import Bridge
+from dtd.host.process_memory import resident_bytes
 from dtd.job import JobSpec, from_mapping
-from dtd.net.blocking_link import Connect, connect_tcp
-from dtd.net.data_server import DataServer
+from dtd.net.clients.blocking_link import Connect, connect_tcp
+from dtd.net.clients.tls import tls_connect
+from dtd.net.data_port.data_server import DataServer
+from dtd.net.data_port.resources import Resource
 from dtd.net.link import Link
 from dtd.net.liveness import Lifeline
-from dtd.net.resources import Resource
-from dtd.net.tls import tls_connect
 from dtd.observe.metrics.endpoint import members_only
 from dtd.observe.metrics.worker import WorkerMetrics
-from dtd.process_memory import resident_bytes
 from dtd.security.credential import Credential
 from dtd.security.identity import WORKER
 from dtd.security.targets import Target
-from dtd.shown import cut, cut_trace
+from dtd.text.shown import cut, cut_trace
 from dtd.wire import messages as m
 from dtd.wire.session import State
-from dtd.worker.checkpoint_files import drop_checkpoint, open_checkpoint
 from dtd.worker.cluster_access import (
     CredentialRenewal,
     coordinator_targets,
@@ -50,18 +49,19 @@ from dtd.worker.cluster_access import (
     with_hosts,
 )
 from dtd.worker.control import ControlConnection, Requests
-from dtd.worker.data_offer import PREFIX as DATA
-from dtd.worker.datasets import JobData
-from dtd.worker.environments import ENVIRONMENTS, Environments
-from dtd.worker.host_checks import ATEN_CPU_CAPABILITY
-from dtd.worker.job_thread import Facilities, OwnScript
+from dtd.worker.environment.environments import ENVIRONMENTS, Environments
+from dtd.worker.environment.packages import PACKAGES, TaskPackages
+from dtd.worker.files.checkpoints import drop_checkpoint, open_checkpoint
+from dtd.worker.files.data_offer import PREFIX as DATA
+from dtd.worker.files.datasets import JobData
+from dtd.worker.files.models import MODELS, PREFIX, PinnedModels
+from dtd.worker.job.job_thread import Facilities, OwnScript
+from dtd.worker.job.output import JobLines, OutputPipe
+from dtd.worker.job.training import Training
 from dtd.worker.measure import PREFIX as PROFILES
 from dtd.worker.measure import PROFILE, PeerDiagnostics, Profiles, measure, probe
-from dtd.worker.models import MODELS, PREFIX, PinnedModels
-from dtd.worker.output import JobLines, OutputPipe
-from dtd.worker.packages import PACKAGES, TaskPackages
+from dtd.worker.process.host_checks import ATEN_CPU_CAPABILITY
 from dtd.worker.status import TrafficMeter, status_line
-from dtd.worker.training import Training
 
 log = structlog.get_logger()
 

@@ -21,7 +21,7 @@ from typing import Final
 import structlog
 
 from dtd.errors import ConfigError
-from dtd.shown import one_line
+from dtd.text.shown import one_line
 
 log = structlog.get_logger()
 

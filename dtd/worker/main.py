@@ -20,14 +20,14 @@ from dtd import __version__
 from dtd.cluster import member
 from dtd.config import WorkerConfig, add_flags, load_worker_config
 from dtd.errors import ConfigError, DtdError
+from dtd.host.notify import Notifier
+from dtd.host.places import require_linux
+from dtd.host.process_memory import keep_freed_memory
+from dtd.host.streams import fit_streams, hand_over_streams, own_streams
 from dtd.logs import configure_logging
-from dtd.names import name_of
-from dtd.notify import Notifier
-from dtd.places import require_linux
-from dtd.process_memory import keep_freed_memory
 from dtd.security.credential import Credential
-from dtd.shown import indented
-from dtd.streams import fit_streams, hand_over_streams, own_streams
+from dtd.text.names import name_of
+from dtd.text.shown import indented
 from dtd.worker.cluster_access import (
     COMMAND,
     coordinator_targets,
@@ -37,11 +37,11 @@ from dtd.worker.cluster_access import (
     warn_of_certificates,
 )
 from dtd.worker.daemon import Worker
-from dtd.worker.host_checks import check_device, check_sandbox
-from dtd.worker.last_end import LastEnd
 from dtd.worker.leaving import Departure, Notice, check_command
-from dtd.worker.process_state import ProcessState, free_forked_children, replace_process
-from dtd.worker.state_directory import StateDirectory
+from dtd.worker.process.host_checks import check_device, check_sandbox
+from dtd.worker.process.last_end import LastEnd
+from dtd.worker.process.process_state import ProcessState, free_forked_children, replace_process
+from dtd.worker.process.state_directory import StateDirectory
 
 # Python lets a thread keep the interpreter for 5 ms; the event loop must not wait that long for
 # the training thread, which holds it only between tensor operations.

@@ -31,19 +31,19 @@ from dtd.config import WorkerConfig
 from dtd.datasets.local import in_environment
 from dtd.diagnostics import Diagnostic
 from dtd.errors import CheckpointError, DtdError, RequestRefused
-from dtd.json_reader import read_json
-from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp, first_link
-from dtd.net.fetch_client import file_digest, open_resource
-from dtd.net.fetch_server import MAX_REQUESTS_AHEAD
-from dtd.net.resources import PROBE_SCOPE, Resource, file_blob
-from dtd.net.routes import addresses
+from dtd.net.addresses.routes import addresses
+from dtd.net.clients.blocking_link import BlockingLink, Connect, connect_tcp, first_link
+from dtd.net.clients.fetch_client import file_digest, open_resource
+from dtd.net.data_port.fetch_server import MAX_REQUESTS_AHEAD
+from dtd.net.data_port.resources import PROBE_SCOPE, Resource, file_blob
 from dtd.packages.requirements import MEMBER
-from dtd.shown import cut
+from dtd.text.json_reader import read_json
+from dtd.text.shown import cut
 from dtd.train.profile import MOST_STEPS, ProfileOrder, StepProfiler
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
-from dtd.worker.environments import ENVIRONMENTS, Environments, with_path
-from dtd.worker.training import Training
+from dtd.worker.environment.environments import ENVIRONMENTS, Environments, with_path
+from dtd.worker.job.training import Training
 
 log = structlog.get_logger()
 

@@ -22,8 +22,8 @@ from dtd.errors import CheckpointError
 from dtd.exchange.api import BucketMemory, all_reduce
 from dtd.exchange.collective import Bridge, RingCollective
 from dtd.job import SyncTable
-from dtd.net.data_server import DataServer
-from dtd.net.resources import Resource
+from dtd.net.data_port.data_server import DataServer
+from dtd.net.data_port.resources import Resource
 from dtd.strategy.wire_memory import RingMemory, bucket_memory
 from dtd.wire import messages as m
 from dtd.worker.daemon import DEFAULT_HEARTBEAT_INTERVAL_S

@@ -25,8 +25,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from dtd.exchange.schedule.buckets import plan_buckets
+from dtd.host.process_memory import keep_freed_memory
 from dtd.job import OptimizerTable, from_mapping
-from dtd.process_memory import keep_freed_memory
 from dtd.strategy.buckets import parameter_shapes
 from dtd.train.optim.optimizer import build_optimizer
 from dtd.train.task import load_task

@@ -19,11 +19,11 @@ from typing import Any, Final
 
 from dtd.address import Address, Endpoint, SocketPath
 from dtd.errors import DtdError
-from dtd.net.blocking_link import BlockingLink
-from dtd.net.control_client import ControlClient
-from dtd.net.join_client import join
-from dtd.net.tls import tls_connect
-from dtd.places import SOCKET_NAME
+from dtd.host.places import SOCKET_NAME
+from dtd.net.clients.blocking_link import BlockingLink
+from dtd.net.clients.control_client import ControlClient
+from dtd.net.clients.join_client import join
+from dtd.net.clients.tls import tls_connect
 from dtd.security.authority import DIRECTORY, OPERATOR_FILE, Authority
 from dtd.security.credential import Credential
 from dtd.security.private_files import make_private_directory

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dtd.errors import CoordinatorUnreachable
-from dtd.net.control_client import ControlClient
+from dtd.net.clients.control_client import ControlClient
 from dtd.security.credential import Credential
 from dtd.wire import messages as m
 from scripts.cluster.cluster import ANSWER_S, Cluster

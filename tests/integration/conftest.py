@@ -15,7 +15,7 @@ import pytest
 
 from dtd.address import Address
 from dtd.job import parse_job, to_mapping
-from dtd.net.control_client import ControlClient
+from dtd.net.clients.control_client import ControlClient
 from dtd.net.local_socket import call
 from dtd.wire import messages as m
 from scripts.cluster import processes

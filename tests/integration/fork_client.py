@@ -23,7 +23,7 @@ from pathlib import Path
 from subprocess import run as run_unprepared
 from typing import IO, Any, Final
 
-from dtd.worker.process_state import HASH_SEED
+from dtd.worker.process.process_state import HASH_SEED
 from scripts.cluster.cluster import REPOSITORY
 from scripts.cluster.processes import Process
 from scripts.cluster.processes import launch as launch_unprepared
@@ -33,10 +33,15 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 _ADOPTING: Final = threading.Lock()
 
 # Two, since a coordinator and dtdctl do not have torch in memory.
-_LIGHT: Final = ("dtd.coordinator.main", "dtd.ctl.main", "dtd.ctl.submit", "dtd.ctl.models")
+_LIGHT: Final = (
+    "dtd.coordinator.main",
+    "dtd.ctl.main",
+    "dtd.ctl.commands.submit",
+    "dtd.ctl.commands.models",
+)
 _HEAVY: Final = (
     *("dtd.worker.main", "dtd.train.run", "torch.distributed.fsdp", fork_server.COMPILER),
-    "dtd.worker.by_hand",
+    "dtd.worker.job.by_hand",
 )
 
 _UNDERSTOOD: Final = {"capture_output", "text", "check", "stdin", "timeout", "env", "cwd"}

@@ -22,8 +22,8 @@ import pytest
 from dtd.address import Address
 from dtd.cluster.status import MAX_DIAGNOSTICS
 from dtd.errors import DtdError, RequestRefused
-from dtd.net.control_client import ControlClient
-from dtd.net.join_client import join
+from dtd.net.clients.control_client import ControlClient
+from dtd.net.clients.join_client import join
 from dtd.net.limits import PER_ADDRESS, RATE_PER_S
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential, bare_client_context

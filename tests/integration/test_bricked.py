@@ -18,7 +18,7 @@ from dtd.cluster.transitions import JobState
 from dtd.coordinator.store.store import Store, job_body
 from dtd.errors import DtdError, ErrorCode, RequestRefused
 from dtd.job import parse_job, to_mapping
-from dtd.net.blocking_link import BlockingLink
+from dtd.net.clients.blocking_link import BlockingLink
 from dtd.security.credential import Credential
 from dtd.wire import messages as m
 from dtd.wire.frames import decode_header, frame_bytes

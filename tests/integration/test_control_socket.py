@@ -21,11 +21,11 @@ import pytest
 from dtd import __version__
 from dtd.address import Address, SocketPath
 from dtd.errors import CoordinatorUnreachable, RequestRefused
+from dtd.host.places import SOCKET_NAME
 from dtd.job import parse_job, to_mapping
-from dtd.net.blocking_link import BlockingLink
-from dtd.net.control_client import ControlClient
-from dtd.net.join_client import join
-from dtd.places import SOCKET_NAME
+from dtd.net.clients.blocking_link import BlockingLink
+from dtd.net.clients.control_client import ControlClient
+from dtd.net.clients.join_client import join
 from dtd.security.authority import Authority
 from dtd.security.token import Token
 from dtd.wire import messages as m

@@ -15,8 +15,8 @@ from cryptography import x509
 from dtd.config import load_worker_config
 from dtd.coordinator.store.backup import back_up, restore
 from dtd.errors import RequestRefused
-from dtd.net.blocking_link import BlockingLink
-from dtd.net.join_client import join, pending_key
+from dtd.net.clients.blocking_link import BlockingLink
+from dtd.net.clients.join_client import join, pending_key
 from dtd.security import certificates, identity
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential, write_credential

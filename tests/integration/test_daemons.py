@@ -14,8 +14,8 @@ import pytest
 
 from dtd.address import Address
 from dtd.errors import ErrorCode, RequestRefused
-from dtd.net.blocking_link import connect_tcp
-from dtd.net.fetch_client import FetchClient, file_digest
+from dtd.net.clients.blocking_link import connect_tcp
+from dtd.net.clients.fetch_client import FetchClient, file_digest
 from dtd.net.local_socket import call
 from dtd.wire import messages as m
 from dtd.wire.frames import FrameDecoder

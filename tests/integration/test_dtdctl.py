@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dtd.net.control_client import ControlClient
+from dtd.net.clients.control_client import ControlClient
 from dtd.wire import messages as m
 
 pytestmark = pytest.mark.integration

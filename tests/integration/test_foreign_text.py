@@ -22,12 +22,12 @@ from typing import Any
 import pytest
 
 from dtd import __version__
-from dtd.coordinator.audit import REFUSAL_EVERY_S, REFUSALS_AT_ONCE
+from dtd.coordinator.services.audit import REFUSAL_EVERY_S, REFUSALS_AT_ONCE
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.event_names import EVENTS, INCIDENTS
 from dtd.job import parse_job, to_mapping
-from dtd.net.blocking_link import BlockingLink
-from dtd.net.join_client import join
+from dtd.net.clients.blocking_link import BlockingLink
+from dtd.net.clients.join_client import join
 from dtd.security.credential import Credential
 from dtd.security.token import Token
 from dtd.wire import messages as m

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.worker.host_checks import ask_driver
+from dtd.worker.process.host_checks import ask_driver
 from tests.integration.deaths import (
     assert_no_step_was_lost,
     assert_survivors_are_equal,

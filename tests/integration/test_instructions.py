@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from dtd.wire import messages as m
-from dtd.worker.host_checks import best_instructions
+from dtd.worker.process.host_checks import best_instructions
 from tests.integration.conftest import Daemons
 
 pytestmark = [

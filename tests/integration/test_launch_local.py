@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from dtd.ctl.settings import read_endpoint
-from dtd.net.control_client import ControlClient
+from dtd.net.clients.control_client import ControlClient
 from dtd.wire import messages as m
 from scripts.cluster.cluster import REPOSITORY
 from tests.integration.conftest import Gates

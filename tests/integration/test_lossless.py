@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtd.wire import messages as m
-from dtd.worker.state_directory import FD_DIRECTORY
+from dtd.worker.process.state_directory import FD_DIRECTORY
 from tests.integration.conftest import PATIENCE_S, Daemons
 
 pytestmark = pytest.mark.integration

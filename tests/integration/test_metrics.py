@@ -226,7 +226,7 @@ def test_what_others_print_is_not_in_a_workers_log(tmp_path):
     script = (
         "import os, subprocess, sys\n"
         "from dtd.logs import configure_logging, get_logger\n"
-        "from dtd.streams import hand_over_streams, own_streams\n"
+        "from dtd.host.streams import hand_over_streams, own_streams\n"
         "streams = own_streams()\n"
         "configure_logging('json', streams[0])\n"
         "subprocess.run(['echo', 'a library'], check=True)\n"

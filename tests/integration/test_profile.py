@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dtd.ctl.profile import _fetch
+from dtd.ctl.commands.profile import _fetch
 from dtd.errors import RequestRefused
-from dtd.net.blocking_link import connect_tcp
+from dtd.net.clients.blocking_link import connect_tcp
 from dtd.wire import messages as m
 
 pytestmark = pytest.mark.integration

@@ -19,7 +19,7 @@ import pytest
 from dtd import __version__
 from dtd.coordinator.handlers import credentials
 from dtd.job import parse_job, to_mapping
-from dtd.net.blocking_link import BlockingLink
+from dtd.net.clients.blocking_link import BlockingLink
 from dtd.security.credential import Credential, bare_client_context
 from dtd.wire import messages as m
 from dtd.wire.session import hello

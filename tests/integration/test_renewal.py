@@ -20,11 +20,11 @@ import pytest
 
 from dtd.address import SocketPath
 from dtd.errors import RequestRefused
+from dtd.host.places import SOCKET_NAME
 from dtd.job import parse_job, to_mapping
-from dtd.net.blocking_link import BlockingLink
-from dtd.net.control_client import ControlClient
-from dtd.net.tls import tls_connect
-from dtd.places import SOCKET_NAME
+from dtd.net.clients.blocking_link import BlockingLink
+from dtd.net.clients.control_client import ControlClient
+from dtd.net.clients.tls import tls_connect
 from dtd.security.credential import Credential
 from dtd.wire import messages as m
 from scripts.cluster.cluster import Cluster

@@ -14,7 +14,7 @@ import pytest
 from dtd.address import SocketPath
 from dtd.errors import CoordinatorUnreachable
 from dtd.job import parse_job, to_mapping
-from dtd.net.control_client import ControlClient
+from dtd.net.clients.control_client import ControlClient
 from dtd.wire import messages as m
 from scripts.cluster.processes import Child, stop_all
 from tests.integration.conftest import GATED_JOB, Gates

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from dtd.address import Address
-from dtd.coordinator.control_port import advertised
+from dtd.coordinator.connections.control_port import advertised
 from dtd.errors import (
     ConfigError,
     CoordinatorUnreachable,
@@ -27,8 +27,8 @@ from dtd.errors import (
     UsageError,
 )
 from dtd.job import parse_job, to_mapping
-from dtd.net.blocking_link import BlockingLink
-from dtd.net.tls import tls_connect
+from dtd.net.clients.blocking_link import BlockingLink
+from dtd.net.clients.tls import tls_connect
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential, bare_client_context
 from dtd.security.token import Token

@@ -26,11 +26,11 @@ from cryptography import x509
 
 from dtd.address import Address, Endpoint, SocketPath
 from dtd.errors import CoordinatorUnreachable, RequestRefused
+from dtd.host.places import SOCKET_NAME
 from dtd.job import parse_job, to_mapping
-from dtd.net.control_client import ControlClient
-from dtd.net.join_client import join
+from dtd.net.clients.control_client import ControlClient
+from dtd.net.clients.join_client import join
 from dtd.net.local_socket import call
-from dtd.places import SOCKET_NAME
 from dtd.security import certificates, identity
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential, write_credential

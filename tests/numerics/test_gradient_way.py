@@ -17,7 +17,7 @@ import dtd
 from dtd.address import Address
 from dtd.errors import CheckpointError
 from dtd.exchange.collective import Bridge, RingCollective
-from dtd.net.data_server import DataServer
+from dtd.net.data_port.data_server import DataServer
 from dtd.wire import messages as m
 
 PATIENCE_S = 60.0

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from dtd.cluster import roster
+from dtd.cluster.generation import roster
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.transitions import WorkerState
 from dtd.errors import RingBroken

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtd.cluster.allocation import Claim, plan_moves, shares
+from dtd.cluster.several_jobs.allocation import Claim, plan_moves, shares
 
 FIT = 100
 

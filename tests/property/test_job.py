@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dtd.errors import JobSpecError
 from dtd.job import from_mapping, load_job, parse_job, to_mapping
-from dtd.toml_source import key_lines
+from dtd.text.toml_source import key_lines
 
 MINIMAL = {
     "job": {"name": "x", "task": "digits", "steps": 3, "global_batch_size": 8},

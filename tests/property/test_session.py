@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dtd.address import Address
 from dtd.errors import DtdError, ProtocolError
-from dtd.net.blocking_link import BlockingLink
+from dtd.net.clients.blocking_link import BlockingLink
 from dtd.net.link import Link
 from dtd.wire import messages as m
 from dtd.wire.session import DATA_ROLES, Session, State, answer_of, hello, welcome

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtd.cluster import roster
+from dtd.cluster.generation import roster
 from dtd.cluster.records import Holdings, Job, Worker
 from dtd.engine.control_word import ControlEntry, Flags, encode_entry
 from dtd.engine.step_protocol import FRESH, Phase, StateKey, StepProtocol, TakeOver

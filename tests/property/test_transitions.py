@@ -36,8 +36,8 @@ from dtd.cluster.events import (
     Undeliverable,
     WorkerLost,
 )
-from dtd.cluster.pools import Pools
 from dtd.cluster.records import Job
+from dtd.cluster.several_jobs.pools import Pools
 from dtd.cluster.state import CoordinatorIdentity
 from dtd.cluster.transitions import MemberState
 from dtd.errors import RequestRefused

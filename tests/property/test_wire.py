@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.event_names import NOTICES
-from dtd.names import NAME
+from dtd.text.names import NAME
 from dtd.wire import fields, frames
 from dtd.wire import messages as m
 from dtd.wire.frames import HOLD, FrameDecoder, Header, Hold, _any_map, _flat_map

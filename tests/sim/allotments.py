@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from dtd.cluster.giving import fits, has, idle, is_short, sharing
-from dtd.cluster.pools import Pools
+from dtd.cluster.several_jobs.giving import fits, has, idle, is_short, sharing
+from dtd.cluster.several_jobs.pools import Pools
 from dtd.cluster.transitions import GOES_ON, GONE
 from tests.sim.lineage import require
 

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from dtd.cluster import branches
-from dtd.cluster.links import pair_of
+from dtd.cluster.generation import branches
+from dtd.cluster.generation.waiting import RESUME_WAIT_S
 from dtd.cluster.records import Job
 from dtd.cluster.run import Decision
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import GenerationState, JobState, WorkerState
-from dtd.cluster.waiting import RESUME_WAIT_S
+from dtd.cluster.workers.links import pair_of
 from dtd.wire import messages as m
 from tests.sim.lineage import Memory, require
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from dtd.cluster.detector import Detector
+from dtd.cluster.workers.detector import Detector
 from dtd.wire import messages as m
 from tests.sim.network import Port
 from tests.sim.surroundings import COORDINATOR, Surroundings

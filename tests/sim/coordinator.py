@@ -10,7 +10,6 @@ import pickle
 from functools import partial
 from typing import Final
 
-from dtd.cluster import pools, registration
 from dtd.cluster.events import (
     CancelRequested,
     Disconnect,
@@ -28,8 +27,10 @@ from dtd.cluster.events import (
     Ticked,
     WorkerLost,
 )
-from dtd.cluster.pools import Pools
+from dtd.cluster.several_jobs import pools
+from dtd.cluster.several_jobs.pools import Pools
 from dtd.cluster.transitions import JobState
+from dtd.cluster.workers import registration
 from dtd.wire import messages as m
 from tests.sim.network import Port
 from tests.sim.scheduler import Timer

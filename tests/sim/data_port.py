@@ -1,8 +1,9 @@
 """A simulated worker's data port: neighbours connect for the ring, joiners fetch the state.
 
-The counterpart of `dtd.net.data_server`: a ring connection that arrives early waits; a stale one is
-refused, and so is a lifeline of any ring but the current one.  A state is served in pieces once it
-is offered; until then those that have asked are told at intervals that it is being prepared.
+The counterpart of `dtd.net.data_port.data_server`: a ring connection that arrives early waits; a
+stale one is refused, and so is a lifeline of any ring but the current one.  A state is served in
+pieces once it is offered; until then those that have asked are told at intervals that it is being
+prepared.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from dtd.net.fetch_server import STILL_WAITING_S
+from dtd.net.data_port.fetch_server import STILL_WAITING_S
 from tests.sim.network import Port
 from tests.sim.replica import State
 from tests.sim.surroundings import Pace

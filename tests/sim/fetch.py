@@ -1,7 +1,7 @@
 """A simulated joiner fetches the state in pieces, striped over all of its holders.
 
-The counterpart of `dtd.worker.fetch`: if a donor dies or sends nothing for too long, its pieces are
-requested from the others; if none is left, the generation cannot begin.
+The counterpart of `dtd.worker.job.fetch`: if a donor dies or sends nothing for too long, its pieces
+are requested from the others; if none is left, the generation cannot begin.
 """
 
 from __future__ import annotations

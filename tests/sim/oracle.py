@@ -36,13 +36,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from dtd.cluster import machine
-from dtd.cluster.admission import MOVES
 from dtd.cluster.events import Incident
 from dtd.cluster.member import Member, Tell
-from dtd.cluster.pools import SURPLUS
 from dtd.cluster.records import Job
+from dtd.cluster.several_jobs.pools import SURPLUS
 from dtd.cluster.state import ClusterState, most_workers
 from dtd.cluster.transitions import ENDED, GenerationState, JobState, MemberState, WorkerState
+from dtd.cluster.workers.admission import MOVES
 from dtd.engine.control_word import Flags
 from dtd.exchange.schedule.machine import Machine
 from dtd.wire import messages as m

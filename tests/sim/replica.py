@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dtd.checkpoint.format import checkpoint_name
 from dtd.checkpoint.writer import Rules, retain
-from dtd.cluster.branches import Branch
+from dtd.cluster.generation.branches import Branch
 from dtd.engine.sampler import Ledger
 from dtd.engine.shards import ShardSet
 from dtd.wire import messages as m

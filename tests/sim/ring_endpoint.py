@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from dtd.cluster.detector import Detector
-from dtd.cluster.links import ENDED
+from dtd.cluster.workers.detector import Detector
+from dtd.cluster.workers.links import ENDED
 from dtd.errors import DtdError
 from dtd.exchange.schedule.machine import Machine
 from dtd.exchange.schedule.neighbours import Neighbour, Neighbours

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from dtd.cluster import member
-from dtd.cluster.branches import Branch
-from dtd.cluster.progress import ProgressWatch
+from dtd.cluster.generation.branches import Branch
+from dtd.cluster.workers.progress import ProgressWatch
 from dtd.engine.control_word import Flags
 from dtd.engine.digests import DeferredDigest
 from dtd.engine.rounds import Rounds

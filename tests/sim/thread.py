@@ -2,8 +2,8 @@
 
 The generator yields a duration of computation (which cannot be interrupted, like a forward pass), a
 condition to wait for, or a phase that it reaches; a wait for a ring ends with RingBroken if the
-ring breaks.  Every yield is a mark of progress (`dtd.cluster.progress`); while the thread computes,
-there is evidence of activity.
+ring breaks.  Every yield is a mark of progress (`dtd.cluster.workers.progress`); while the thread
+computes, there is evidence of activity.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from dtd.cluster.progress import Evidence
+from dtd.cluster.workers.progress import Evidence
 from dtd.errors import RingBroken
 from tests.sim.phases import Phase
 from tests.sim.ring_endpoint import RingEndpoint

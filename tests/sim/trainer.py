@@ -1,7 +1,7 @@
 """A modelled trainer: takes over a state, trains in a generation, reports its end, and repeats.
 
-It is modelled on `dtd.worker.training_thread` and runs on a simulated thread (`tests.sim.thread`);
-the loop is in `tests.sim.loop`.
+It is modelled on `dtd.worker.job.training_thread` and runs on a simulated thread
+(`tests.sim.thread`); the loop is in `tests.sim.loop`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import Final
 
 from dtd.cluster import member
-from dtd.cluster.branches import told_by
+from dtd.cluster.generation.branches import told_by
 from dtd.engine.control_word import Flags
 from dtd.engine.step_protocol import Reaction, StateKey, TakeOver, reaction
 from dtd.errors import DivergenceError, RingBroken, TaskError

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import fields
 
 from dtd.cluster import member
-from dtd.cluster.progress import LOOK_AFTER_S, TELL_AFTER_S, Verdict
+from dtd.cluster.workers.progress import LOOK_AFTER_S, TELL_AFTER_S, Verdict
 from dtd.wire import messages as m
 from tests.sim import reports
 from tests.sim.control import Control

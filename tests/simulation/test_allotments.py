@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dtd.cluster.events import FromWorker, Submitted
-from dtd.cluster.pools import Pools
 from dtd.cluster.records import Job, Worker
+from dtd.cluster.several_jobs.pools import Pools
 from tests.registrations import registration
 from tests.sim.allotments import USED_S, Allotments
 from tests.sim.lineage import Broken

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster.links import pair_of
-from dtd.cluster.pools import Pools
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.run import Decision
+from dtd.cluster.several_jobs.pools import Pools
 from dtd.cluster.transitions import GenerationState, JobState, WorkerState
+from dtd.cluster.workers.links import pair_of
 from dtd.wire import messages as m
 from tests.registrations import registration
 from tests.sim.beliefs import Beliefs

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from dtd.cluster.events import FromWorker
-from dtd.cluster.links import ENDED
+from dtd.cluster.workers.links import ENDED
 from dtd.wire import messages as m
 from tests.sim import lifeline
 from tests.sim.cluster import Cluster

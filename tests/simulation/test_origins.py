@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.cluster import waiting
+from dtd.cluster.generation import waiting
 from tests.sim.cluster import Cluster
 from tests.sim.oracle import Broken
 

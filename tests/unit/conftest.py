@@ -17,9 +17,9 @@ import uvloop
 
 from dtd.address import Address, SocketPath
 from dtd.errors import DtdError
+from dtd.host.places import SOCKET_NAME
 from dtd.net.link import Link
 from dtd.net.local_socket import bound_socket
-from dtd.places import SOCKET_NAME
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
 from dtd.wire.frames import (

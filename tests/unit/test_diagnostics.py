@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtd import diagnostics
-from dtd.net import tls
+from dtd.net.clients import tls
 from scripts.gen_docs.catalogues import samples
 
 SAMPLES = samples()

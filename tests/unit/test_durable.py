@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dtd.durable import make_directory
+from dtd.host.durable import make_directory
 
 
 def test_what_another_process_makes_at_the_same_moment_is_taken(

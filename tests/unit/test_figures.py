@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dtd import figures
-from dtd.figures import shares
+from dtd.text import figures
+from dtd.text.figures import shares
 
 
 @pytest.mark.parametrize(

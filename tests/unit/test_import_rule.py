@@ -24,66 +24,40 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted((ROOT / "dtd").rglob("*.py"))
 
 BASE = {
-    *(
-        "address",
-        "config",
-        "durable",
-        "errors",
-        "event_names",
-        "figures",
-        "job",
-        "json_reader",
-        "logs",
-        "names",
-        "notify",
-    ),
-    *(
-        "places",
-        "planes",
-        "platform",
-        "process_memory",
-        "rules",
-        "shared_memory",
-        "shown",
-        "streams",
-    ),
-    "toml_source",
-    "diagnostics",
+    *("address", "config", "diagnostics", "errors", "event_names", "host", "job", "logs"),
+    *("planes", "rules", "text"),
 }
 PURE_BELOW = {
-    *("engine", "errors", "exchange.schedule", "job", "names", "rules", "shown", "wire"),
+    *("engine", "errors", "exchange.schedule", "job", "rules", "text", "wire"),
 }
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),
     "errors": set(),
-    "json_reader": set(),
-    "names": set(),
-    "rules": {"shown"},
-    "shown": set(),
-    "streams": set(),
-    "wire": {"errors", "event_names", "job", "names", "shown"},
-    "engine": {"errors", "job", "names", "rules", "shown", "wire"},
-    "exchange.schedule": {"engine", "errors", "names", "shown", "wire"},
+    "rules": {"text"},
+    "text": {"errors"},
+    "wire": {"errors", "event_names", "job", "text"},
+    "engine": {"errors", "job", "rules", "text", "wire"},
+    "exchange.schedule": {"engine", "errors", "text", "wire"},
     "exchange.api": {"observe.profile", *PURE_BELOW},
-    "observe.profile": {"errors", "job", "observe.step_parts", "shown", "wire"},
+    "observe.profile": {"errors", "job", "observe.step_parts", "text", "wire"},
     "observe.series": {"wire"},
     "observe.pyramid": set(),
     "observe.step_parts": set(),
-    "observe.comparison": {"errors", "job", "observe.series", "rules", "shown"},
+    "observe.comparison": {"errors", "job", "observe.series", "rules", "text"},
     "observe": BASE | {"observe.pyramid", "observe.series", "wire"},
     "observe.metrics": BASE | {"cluster", "doctor", "net.limits", "wire"},
     "observe.sinks": BASE | {"cluster", "wire"},
     "observe.report": BASE | {"observe.series", "observe.step_parts", "packages", "wire"},
     "observe.web": BASE
     | {"net", "net.limits", "observe.report", "observe.step_parts", "security", "wire"},
-    "doctor": {"figures", *PURE_BELOW},
+    "doctor": PURE_BELOW,
     "cluster": {"diagnostics", "doctor", *PURE_BELOW},
     "registry": PURE_BELOW,
     "sweeps": {"cluster", *PURE_BELOW},
     "security": BASE | {"wire"},
     "net.limits": set(),
-    "packages": {"durable", "errors", "json_reader", "names", "shown", "toml_source"},
-    "datasets": {"errors", "json_reader", "shown"},
+    "packages": {"errors", "host", "text"},
+    "datasets": {"errors", "text"},
     "net": BASE | {"cluster", "exchange.schedule", "net.limits", "security", "wire"},
     "exchange": BASE | PURE_BELOW | {"exchange.api", "net", "observe.profile", "security"},
     "checkpoint": BASE | {"cluster", "engine", "net", "wire"},
@@ -120,7 +94,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 PURE = {
     *("cluster", "doctor", "engine", "exchange.api", "exchange.schedule"),
     *("observe.comparison", "observe.profile", "observe.pyramid"),
-    *("observe.series", "observe.step_parts", "registry", "sweeps", "wire"),
+    *("observe.series", "observe.step_parts", "registry", "sweeps", "text", "wire"),
 }
 IMPURE = {
     *("asyncio", "socket", "threading", "time", "random", "os", "torch", "numpy"),
@@ -130,7 +104,7 @@ HAS_TORCH = {"own_loop", "strategy", "tasks", "train"}
 NEEDS_TORCH = {
     "dtd.exchange.group_backends",
     "dtd.exchange.process_group",
-    "dtd.worker.by_hand",
+    "dtd.worker.job.by_hand",
 }
 """Modules of other folders that are imported when a job or a script wants them."""
 
@@ -268,7 +242,7 @@ def test_importing_dtd_never_imports_torch() -> None:
 
 IMPORT_STATUS = """
 import sys
-import dtd.ctl.main, dtd.ctl.status
+import dtd.ctl.main, dtd.ctl.commands.status
 from dtd.wire import messages as m
 m.Hello, m.GetStatus
 print(*sys.modules)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.json_reader import read_json
+from dtd.text.json_reader import read_json
 
 
 def test_json_is_read() -> None:

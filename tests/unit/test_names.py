@@ -8,8 +8,8 @@ import pytest
 
 from dtd.config import WorkerConfig
 from dtd.job.tables import JobTable
-from dtd.names import NAME, is_name
 from dtd.rules import fields_of
+from dtd.text.names import NAME, is_name
 
 
 @pytest.mark.parametrize("text", ["w", "0", "gpu-a.example_1", "x" * 64])

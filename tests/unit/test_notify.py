@@ -9,8 +9,8 @@ import socket
 
 import pytest
 
-from dtd import notify
-from dtd.notify import Notifier
+from dtd.host import notify
+from dtd.host.notify import Notifier
 
 
 class Manager:

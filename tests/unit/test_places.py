@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import dtd.places as places
+import dtd.host.places as places
 from dtd.errors import ConfigError
-from dtd.places import require_linux, socket_place, state_directory
+from dtd.host.places import require_linux, socket_place, state_directory
 
 
 @pytest.fixture(autouse=True)

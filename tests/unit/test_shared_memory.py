@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtd.shared_memory import (
+from dtd.host.shared_memory import (
     HEAD_BYTES,
     NONCE_BYTES,
     MappedMemory,
@@ -24,7 +24,7 @@ FUTURE_WRITE = 0x10
 
 READER = """
 import sys
-from dtd.shared_memory import map_memory
+from dtd.host.shared_memory import map_memory
 descriptor, nonce, size_bytes = sys.argv[1:]
 memory = map_memory(int(descriptor), nonce=bytes.fromhex(nonce), size_bytes=int(size_bytes))
 for _ in sys.stdin:
@@ -33,7 +33,7 @@ for _ in sys.stdin:
 
 BORROWER = """
 import ctypes, fcntl, mmap, os, sys
-from dtd.shared_memory import map_memory
+from dtd.host.shared_memory import map_memory
 descriptor, nonce, memory_bytes = int(sys.argv[1]), bytes.fromhex(sys.argv[2]), int(sys.argv[3])
 memory = map_memory(descriptor, nonce=nonce, size_bytes=memory_bytes)
 """
@@ -81,7 +81,7 @@ def test_a_reader_cannot_write(lent: OfferedMemory) -> None:
 
 def test_memory_that_cannot_be_sealed_is_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before Linux 5.1 a borrower could write."""
-    monkeypatch.setattr("dtd.shared_memory._SEALS", 1 << 30)
+    monkeypatch.setattr("dtd.host.shared_memory._SEALS", 1 << 30)
     memory = OfferedMemory(100)
     assert not memory.shareable
     memory.view(HEAD_BYTES, 4)[:] = b"own "
@@ -155,6 +155,6 @@ def test_the_number_is_raised_before_the_barrier_and_nothing_is_written_after_it
 ) -> None:
     seen: list[int] = []
     reader = borrowed(lent)
-    monkeypatch.setattr("dtd.shared_memory.barrier", lambda: seen.append(reader.version))
+    monkeypatch.setattr("dtd.host.shared_memory.barrier", lambda: seen.append(reader.version))
     lent.revoke()
     assert seen == [2] == [reader.version]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtd.shown import (
+from dtd.text.shown import (
     SENTENCE_CHARACTERS,
     cut,
     escaped,

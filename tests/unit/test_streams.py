@@ -31,7 +31,7 @@ def test_what_a_stream_lacks_is_spelt(where):
     text = "▁█░… é ✓ 😀"
     done = run(
         "-c",
-        "import sys; from dtd.streams import fit_streams; fit_streams()\n"
+        "import sys; from dtd.host.streams import fit_streams; fit_streams()\n"
         f"print({text!a}); print({text!a}, file=sys.stderr)",
         **NOT_UNICODE[where],
     )

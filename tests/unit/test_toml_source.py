@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtd.toml_source import CONTENT_ERRORS, content_fault, key_lines, read_text
+from dtd.text.toml_source import CONTENT_ERRORS, content_fault, key_lines, read_text
 
 DOCUMENT = '''# a comment
 top = 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dtd.config import WorkerConfig
-from dtd.ctl.install import Parts, is_ours, sealed, service_files, shipped
+from dtd.ctl.commands.install import Parts, is_ours, sealed, service_files, shipped
 from dtd.errors import ConfigError, UsageError
 from dtd.net.server import MAX_CONNECTIONS
 from dtd.rules import fields_of

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from dtd import job
 from dtd.checkpoint.choice import complete
-from dtd.cluster.admission import ENDING_JOBS
-from dtd.cluster.checkpoints import CONTRADICTED
+from dtd.cluster.generation.checkpoints import CONTRADICTED
 from dtd.cluster.records import Job
+from dtd.cluster.workers.admission import ENDING_JOBS
 from dtd.coordinator.core import Core
 from dtd.coordinator.handlers.jobs import RESUME, submit
 from dtd.errors import RequestRefused

@@ -16,10 +16,10 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from dtd.cluster.events import Revoked
-from dtd.coordinator.answers import acquire
-from dtd.coordinator.audit import Caller
 from dtd.coordinator.containment import Refusals
 from dtd.coordinator.core import Core
+from dtd.coordinator.handlers.answers import acquire
+from dtd.coordinator.services.audit import Caller
 from dtd.coordinator.store.database import Turn
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.net.limits import Pacing, origin_of

@@ -17,8 +17,6 @@ import structlog
 
 from dtd import job
 from dtd.checkpoint.choice import complete
-from dtd.cluster.admission import what_to_prepare
-from dtd.cluster.checkpoints import CONTRADICTED
 from dtd.cluster.events import (
     CancelRequested,
     DeleteRequested,
@@ -27,11 +25,13 @@ from dtd.cluster.events import (
     ResumeRequested,
     Submitted,
 )
+from dtd.cluster.generation.checkpoints import CONTRADICTED
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import ENDED, JobState
-from dtd.coordinator.audit import Caller
+from dtd.cluster.workers.admission import what_to_prepare
 from dtd.coordinator.core import Core
-from dtd.coordinator.models import ModelRegistry
+from dtd.coordinator.services.audit import Caller
+from dtd.coordinator.services.models import ModelRegistry
 from dtd.errors import RequestRefused
 from dtd.job.differences import Difference, differences, obstacles, shown_value
 from dtd.job.terms import identity_of

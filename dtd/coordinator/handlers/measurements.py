@@ -22,7 +22,7 @@ from dtd.cluster.transitions import GenerationState
 from dtd.coordinator.core import Core
 from dtd.errors import RequestRefused
 from dtd.observe.profile.trace import Reading, offset_of
-from dtd.shown import one_line
+from dtd.text.shown import one_line
 from dtd.wire import messages as m
 
 CLOCK_READINGS: Final = 5

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import structlog
 
-from dtd.coordinator.answers import Answers
+from dtd.coordinator.handlers.answers import Answers
 from dtd.coordinator.store.database import StoreThread
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused, TaskError
 from dtd.net.link import Link

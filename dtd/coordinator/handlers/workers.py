@@ -14,11 +14,12 @@ import structlog
 
 from dtd.address import ANY_IPV4, is_literal, is_loopback
 from dtd.checkpoint.choice import complete, fewest, missing, part_of
-from dtd.cluster import datasets, registration
-from dtd.cluster.checkpoints import CONTRADICTED, VERIFIED
 from dtd.cluster.events import FromWorker
+from dtd.cluster.generation import datasets
+from dtd.cluster.generation.checkpoints import CONTRADICTED, VERIFIED
 from dtd.cluster.records import Job
 from dtd.cluster.transitions import JobState, WorkerState
+from dtd.cluster.workers import registration
 from dtd.coordinator.coordinator import Coordinator
 from dtd.coordinator.core import Core, checkpoint_resource
 from dtd.diagnostics import Diagnostic, name_taken

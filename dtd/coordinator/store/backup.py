@@ -20,13 +20,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from dtd.coordinator.audit_file import DIRECTORY as AUDIT
-from dtd.coordinator.audit_file import DONE, AuditFile, Entry
 from dtd.coordinator.handlers.packages import PACKAGES
+from dtd.coordinator.services.audit_file import DIRECTORY as AUDIT
+from dtd.coordinator.services.audit_file import DONE, AuditFile, Entry
 from dtd.coordinator.store.database import FILE_NAME, LOCK_NAME, lock
 from dtd.coordinator.store.store import Store
-from dtd.durable import sync_directory, synced
 from dtd.errors import ConfigError, StoreDamaged, UsageError
+from dtd.host.durable import sync_directory, synced
 from dtd.packages.archives import PACKAGE
 from dtd.security.credential_book import mark_restored
 from dtd.security.identity import LOCAL

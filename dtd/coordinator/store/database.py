@@ -32,9 +32,9 @@ from typing import IO, Any, Final, TypeVar
 
 import structlog
 
-from dtd.durable import make_directory
 from dtd.errors import ConfigError, StoreDamaged
-from dtd.shown import counted, one_line
+from dtd.host.durable import make_directory
+from dtd.text.shown import counted, one_line
 
 log = structlog.get_logger()
 

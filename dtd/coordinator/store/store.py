@@ -16,10 +16,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.cluster import checkpoints
-from dtd.cluster.branches import is_left, remembered
 from dtd.cluster.events import Incident
 from dtd.cluster.figures import finite
+from dtd.cluster.generation import checkpoints
+from dtd.cluster.generation.branches import is_left, remembered
 from dtd.cluster.records import Job
 from dtd.cluster.status import EndedJob
 from dtd.cluster.transitions import ENDED, JobState

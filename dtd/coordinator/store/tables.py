@@ -16,8 +16,8 @@ from dtd.cluster.figures import finite
 from dtd.coordinator.store.database import Database
 from dtd.errors import RequestRefused
 from dtd.rules import did_you_mean
-from dtd.shown import shown
 from dtd.sweeps import Trial, TrialState
+from dtd.text.shown import shown
 
 # --- paged answers: bounded in rows and bytes; a cursor requests the rest -----------------------
 

@@ -7,8 +7,8 @@ With N ranks, a hop of a seconds and a link of R bytes per second, a bucket of B
 
 so the crossover depends on a R alone, what a link carries in the time of a hop.  Each rank measures
 that on its link to the next one (`HopMeter`); the coordinator decides for each generation
-(`dtd.cluster.roster`), and ASSIGN names the size, the same to all ranks.  Pure arithmetic;
-protocol.md, "Two ways round".
+(`dtd.cluster.generation.roster`), and ASSIGN names the size, the same to all ranks.  Pure
+arithmetic; protocol.md, "Two ways round".
 """
 
 from __future__ import annotations

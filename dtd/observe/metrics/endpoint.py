@@ -26,7 +26,7 @@ from dtd.address import Address
 from dtd.errors import ConfigError
 from dtd.net.limits import ConnectionLimiter
 from dtd.observe.metrics.catalogue import BY_NAME, Sample
-from dtd.shown import one_line
+from dtd.text.shown import one_line
 
 log = structlog.get_logger()
 

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from dtd import figures
-from dtd.figures import is_logarithmic, number, sparklines
 from dtd.observe.report.facts import Curve, Facts, WorkerShare, World
 from dtd.observe.report.render import Chart, to_svg
 from dtd.observe.step_parts import OTHER, STEP_PARTS, StepPart
+from dtd.text import figures
+from dtd.text.figures import is_logarithmic, number, sparklines
 
 WIDTH: Final = 720
 HEIGHT: Final = 250

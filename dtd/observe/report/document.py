@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from dtd import __version__, figures
+from dtd import __version__
 from dtd.job.differences import changed_settings
 from dtd.observe.report import charts, words
 from dtd.observe.report.facts import Facts, World
@@ -22,6 +22,7 @@ from dtd.observe.report.render import (
 )
 from dtd.observe.step_parts import STEP_PARTS
 from dtd.packages.limits import short
+from dtd.text import figures
 
 MOST_INCIDENTS: Final = 200
 MOST_CARDS: Final = 20

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Final
 
-from dtd import figures
 from dtd.job.tables import lower_is_better
 from dtd.observe.report.facts import Curve, Facts, Point, World
-from dtd.shown import counted
+from dtd.text import figures
+from dtd.text.shown import counted
 
 HIDDEN_BELOW: Final = 0.05
 LIMITING_FROM: Final = 0.2

@@ -31,7 +31,7 @@ from typing import IO, Any, Final
 import structlog
 
 from dtd.observe.sinks.entries import Began, Ended, Entry, Figures
-from dtd.shown import one_line
+from dtd.text.shown import one_line
 
 log = structlog.get_logger()
 

@@ -26,7 +26,7 @@ from dtd.job.differences import settings, shown_value
 from dtd.logs import is_secret
 from dtd.observe.sinks.entries import TENSORBOARD, Began, Ended, Entry, Figures, to_line
 from dtd.observe.sinks.tensorboard import Curves
-from dtd.shown import one_line
+from dtd.text.shown import one_line
 from dtd.wire import messages as m
 
 MAX_PIPE_BYTES: Final = 1024 * 1024

@@ -30,7 +30,7 @@ from aiohttp import web
 
 from dtd.errors import DtdError, ProtocolError
 from dtd.observe.step_parts import STEP_PARTS, stylesheet
-from dtd.shown import escaped
+from dtd.text.shown import escaped
 
 API: Final = "/api/"
 KEY_HEADER: Final = "X-Dtd-Key"

@@ -15,9 +15,7 @@ from weakref import WeakValueDictionary
 
 from aiohttp import web
 
-from dtd import figures
 from dtd.errors import RequestRefused
-from dtd.json_reader import read_json
 from dtd.observe.report.document import document_of
 from dtd.observe.report.facts import facts_of, records_of
 from dtd.observe.report.render import to_html
@@ -26,6 +24,8 @@ from dtd.observe.web.http import HTTP_LOGIN, INDEX, JSON, ServedFile, encoded, i
 from dtd.observe.web.live import Live, SharedAnswers
 from dtd.observe.web.logins import Logins, Session, caller, holder_of
 from dtd.rules import did_you_mean
+from dtd.text import figures
+from dtd.text.json_reader import read_json
 from dtd.wire import messages as m
 
 MOST_POINTS: Final = 1000

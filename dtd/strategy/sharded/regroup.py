@@ -27,9 +27,9 @@ from dtd.engine.shards import ShardSet, united
 from dtd.errors import ErrorCode, ProtocolError, RingBroken, ShardsMissing, UnreadableWord
 from dtd.exchange.api import BucketMemory, Collective
 from dtd.exchange.schedule.chunks import Operation
-from dtd.json_reader import read_json
 from dtd.strategy.sharded.state import Column, ShardedState
 from dtd.strategy.wire_memory import bucket_memory
+from dtd.text.json_reader import read_json
 
 BATCH_BYTES: Final = 64 << 20
 """Most bytes that travel at once: each rank has a buffer for them, whatever it takes of them."""

@@ -37,7 +37,7 @@ from torch.utils.data import default_collate
 
 from dtd.engine.sampler import probe_rows, row_key
 from dtd.errors import TaskError
-from dtd.shown import listed
+from dtd.text.shown import listed
 from dtd.train.data.sampling import mixed
 from dtd.train.task import CollatedRows, MapDataset
 

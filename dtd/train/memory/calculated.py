@@ -25,9 +25,9 @@ from dtd.doctor.memory import (
 )
 from dtd.errors import TaskError
 from dtd.exchange.schedule.buckets import plan_buckets
+from dtd.host.process_memory import LARGEST_IN_HEAP_BYTES, resident_bytes
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED, SHARDED_STAGES
-from dtd.process_memory import LARGEST_IN_HEAP_BYTES, resident_bytes
 from dtd.strategy.api import Strategy
 from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.nested import leaves

@@ -12,7 +12,7 @@ from torch import nn
 
 from dtd.errors import TaskError
 from dtd.job import JobSpec, OptimizerTable, ScheduleTable
-from dtd.shown import shown
+from dtd.text.shown import shown
 from dtd.train.optim.optimizer import build_optimizer
 
 

@@ -28,9 +28,9 @@ from dtd.engine.sampler import Ledger
 from dtd.engine.shards import NOTHING, WHOLE
 from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
-from dtd.shown import listed, shown
 from dtd.strategy.nested import decoded, mapped, tensor_names
 from dtd.strategy.wire_memory import tensor_bytes
+from dtd.text.shown import listed, shown
 from dtd.train.evaluation import EarlyStop
 from dtd.train.record import StateImage
 from dtd.train.state.replica import Replica

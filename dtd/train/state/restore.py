@@ -8,7 +8,7 @@ the way; what turns out to be damaged then is offered no more.
 Where the state is sharded, a checkpoint here is this worker's part of it.  Others may lack theirs
 of the newest one, and the job may go on from an older one: this worker offers all that it has.  A
 part of another job's checkpoint, or none where it is on parameter servers, is not enough to start
-from: the other parts are fetched first (`dtd.worker.checkpoint_files`).
+from: the other parts are fetched first (`dtd.worker.files.checkpoints`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from dtd.checkpoint.format import (
 from dtd.checkpoint.tensor_file import FileInfo, Range, TensorFile, placed
 from dtd.engine.sampler import Position
 from dtd.errors import CheckpointError
-from dtd.shown import listed
 from dtd.strategy.wire_memory import tensor_bytes
+from dtd.text.shown import listed
 from dtd.train.plan import JobPlan
 from dtd.train.record import HeldState, InitFrom, Reporter
 from dtd.train.state.load import load_state, own_entries

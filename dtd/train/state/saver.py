@@ -30,16 +30,16 @@ from dtd.checkpoint.format import (
 )
 from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE, HeldTensor, Part, placed
 from dtd.checkpoint.writer import CheckpointWriter, Draft, Failure, RawTensor, rules_of
-from dtd.cluster.branches import Branch
+from dtd.cluster.generation.branches import Branch
 from dtd.engine.digests import DeferredDigest
 from dtd.engine.shards import WHOLE, ShardSet
 from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
+from dtd.host.process_memory import mapped_blocks
 from dtd.job import JobSpec
-from dtd.process_memory import mapped_blocks
-from dtd.shown import shown_bytes
 from dtd.strategy.sharded.state import ShardedState
 from dtd.strategy.wire_memory import tensor_bytes
+from dtd.text.shown import shown_bytes
 from dtd.train.memory.available import available_memory
 from dtd.train.memory.calculated import snapshot_bytes
 from dtd.train.record import CheckpointRecord, Reporter, Warn

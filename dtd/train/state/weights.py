@@ -31,8 +31,8 @@ from torch import Tensor, nn
 
 from dtd.checkpoint.format import Progress, no_progress
 from dtd.errors import CheckpointError, TaskError
-from dtd.shown import listed
 from dtd.strategy.wire_memory import tensor_bytes
+from dtd.text.shown import listed
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,

@@ -35,14 +35,14 @@ from dtd.engine.step_protocol import FRESH
 from dtd.errors import DtdError, JobSpecError
 from dtd.exchange.api import BucketMemory, CommTiming
 from dtd.exchange.schedule.buckets import plan_buckets
+from dtd.host.process_memory import keep_freed_memory, trim_freed_memory
 from dtd.job.strategy_table import SHARDED
-from dtd.process_memory import keep_freed_memory, trim_freed_memory
 from dtd.rules import fields_of
-from dtd.shown import cut
 from dtd.strategy.buckets import layouts_of, parameter_shapes
 from dtd.strategy.choice import CODECS, OVERLAPPING, STRATEGY_RISKS
 from dtd.strategy.codec.api import Codec, FlatLayout, World
 from dtd.strategy.coded_buckets import Uncoded, exchange_order
+from dtd.text.shown import cut
 from dtd.train.callbacks import Callbacks
 from dtd.train.coding import measure_coding
 from dtd.train.memory.available import available_memory

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from dtd.checkpoint.format import Progress, no_progress
 from dtd.errors import CodeError, TaskError
-from dtd.shown import listed
 from dtd.strategy.wire_memory import tensor_bytes
+from dtd.text.shown import listed
 from dtd.train.state.weights import add_to_hash, has_extra_state, persistent_buffers, plain_name
 
 

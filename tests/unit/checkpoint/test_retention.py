@@ -9,7 +9,7 @@ import pytest
 
 from dtd.checkpoint.format import checkpoint_name, list_checkpoints
 from dtd.checkpoint.writer import Rules, best_checkpoint, retain
-from dtd.cluster.branches import Branch
+from dtd.cluster.generation.branches import Branch
 
 
 @pytest.fixture

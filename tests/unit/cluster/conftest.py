@@ -20,8 +20,8 @@ from dtd.cluster.events import (
     Ticked,
     WorkerLost,
 )
-from dtd.cluster.pools import Pools
 from dtd.cluster.records import Job
+from dtd.cluster.several_jobs.pools import Pools
 from dtd.exchange.schedule.chunks import Segments
 from dtd.wire import messages as m
 

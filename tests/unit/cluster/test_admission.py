@@ -1,7 +1,7 @@
 from typing import Any
 
-from dtd.cluster import admission
 from dtd.cluster.events import DrainRequested, Revoked, Ticked
+from dtd.cluster.workers import admission
 from dtd.wire import messages as m
 
 # --- registering -----------------------------------------------------------------------------

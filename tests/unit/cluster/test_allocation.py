@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtd.cluster.allocation import Claim, Move, plan_moves, shares, why_no_more
+from dtd.cluster.several_jobs.allocation import Claim, Move, plan_moves, shares, why_no_more
 
 
 def claim(job: str, least: int, most: int, has: int = 0, **more: Any) -> Claim:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtd.cluster.branches import MAX_BRANCHES, Branch, is_left, left, told_by
+from dtd.cluster.generation.branches import MAX_BRANCHES, Branch, is_left, left, told_by
 from dtd.wire import messages as m
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtd.cluster import checkpoints
-from dtd.cluster.checkpoints import CONTRADICTED, UNCONFIRMED, VERIFIED
+from dtd.cluster.generation import checkpoints
+from dtd.cluster.generation.checkpoints import CONTRADICTED, UNCONFIRMED, VERIFIED
 from dtd.wire import messages as m
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.cluster import datasets
 from dtd.cluster.events import Submitted
+from dtd.cluster.generation import datasets
 from dtd.cluster.records import Job
 from dtd.wire import messages as m
 from tests.unit.cluster.conftest import Driver

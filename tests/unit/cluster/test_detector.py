@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster.detector import (
+from dtd.cluster.workers.detector import (
     HOLD_S,
     LATE_TICKS,
     LOOK_EVERY_S,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import ending
-from dtd.cluster.ending import LEAVE_S
 from dtd.cluster.events import CancelRequested, KillRequested, Ticked
+from dtd.cluster.generation import ending
+from dtd.cluster.generation.ending import LEAVE_S
 from dtd.cluster.jobs import BOUNDARY_S
 from dtd.cluster.machine import MAX_DEADLY_GENERATIONS
 from dtd.cluster.records import Job

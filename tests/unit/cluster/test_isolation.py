@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from dtd.cluster.events import Ticked
-from dtd.cluster.isolation import FIRST_PAUSE_S, MAX_PAUSE_S, next_deadline
 from dtd.cluster.records import WARM_UP
 from dtd.cluster.status import standing
 from dtd.cluster.transitions import JobState
+from dtd.cluster.workers.isolation import FIRST_PAUSE_S, MAX_PAUSE_S, next_deadline
 from dtd.wire import messages as m
 
 # --- a host on which the job's code fails is set aside; what fails everywhere fails the job ------

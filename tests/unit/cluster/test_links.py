@@ -1,7 +1,7 @@
 import pytest
 
-from dtd.cluster import links
-from dtd.cluster.links import (
+from dtd.cluster.workers import links
+from dtd.cluster.workers.links import (
     AGAIN_WITHIN_S,
     GOOD_FOR_S,
     MAX_LINKS,

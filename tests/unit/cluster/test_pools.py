@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import admission, giving, machine, pools
+from dtd.cluster import machine
 from dtd.cluster.events import (
     CancelRequested,
     DeleteRequested,
@@ -21,10 +21,12 @@ from dtd.cluster.events import (
     Ticked,
     WorkerLost,
 )
-from dtd.cluster.pools import Pools
 from dtd.cluster.records import Job, Worker
+from dtd.cluster.several_jobs import giving, pools
+from dtd.cluster.several_jobs.pools import Pools
 from dtd.cluster.state import CoordinatorIdentity
 from dtd.cluster.transitions import GenerationState, JobState, WorkerState
+from dtd.cluster.workers import admission
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 from tests.registrations import registration

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster.detector import LATE_TICKS
-from dtd.cluster.progress import (
+from dtd.cluster.workers.detector import LATE_TICKS
+from dtd.cluster.workers.progress import (
     LOOK_AFTER_S,
     Evidence,
     ProgressWatch,
@@ -38,7 +38,7 @@ class Thread:
         return self
 
     def beat(self, *, waits: bool = False, **seen: Any) -> Verdict:
-        """As `dtd.worker.training` does it."""
+        """As `dtd.worker.job.training` does it."""
         watch = self.watch
         stalled_s = watch.look(self.now, tick_s=INTERVAL_S, waits=waits)
         if stalled_s >= LOOK_AFTER_S:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import registration
 from dtd.cluster.events import ResumeRequested, Submitted
 from dtd.cluster.records import Job
 from dtd.cluster.state import CoordinatorIdentity
+from dtd.cluster.workers import registration
 from dtd.wire import messages as m
 
 # --- a name belongs to one living worker; its successor in the same state directory takes it -----

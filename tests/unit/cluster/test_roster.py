@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import roster
+from dtd.cluster.generation import roster
 from dtd.cluster.records import Holdings, Job, Worker
 from dtd.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.wire import messages as m

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import saving
 from dtd.cluster.events import CancelRequested, Submitted, Ticked
+from dtd.cluster.generation import saving
 from dtd.cluster.records import Job
 from dtd.cluster.run import FIRST_RETRY_S, MOST_CONTRADICTED, WRITING_S
 from dtd.cluster.transitions import JobState

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import roster
 from dtd.cluster.events import Ticked
+from dtd.cluster.generation import roster
 from dtd.wire import messages as m
 
 FEW, MANY = 16, 64

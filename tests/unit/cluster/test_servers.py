@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import roster
+from dtd.cluster.generation import roster
 from dtd.cluster.records import Worker
 from dtd.engine.shards import NOTHING, WHOLE, Division, ShardSet, united
 from dtd.errors import ProtocolError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtd.cluster import checkpoints
 from dtd.cluster.events import CancelRequested, DrainRequested
+from dtd.cluster.generation import checkpoints
 from dtd.wire import messages as m
 from tests.shards import held_shards
 from tests.unit.cluster.sharded_job import (

@@ -9,7 +9,6 @@ import pytest
 
 from dtd import diagnostics
 from dtd.cluster.records import Job, Liveness, Worker
-from dtd.cluster.registration import newcomer
 from dtd.cluster.run import Run
 from dtd.cluster.state import ClusterState, CoordinatorIdentity
 from dtd.cluster.status import (
@@ -21,6 +20,7 @@ from dtd.cluster.status import (
     status_of,
 )
 from dtd.cluster.transitions import GenerationState, JobState, WorkerState
+from dtd.cluster.workers.registration import newcomer
 from dtd.wire import messages as m
 from tests.registrations import registration
 

@@ -6,12 +6,18 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import suspicion
-from dtd.cluster.digests import MAX_DIVERGENCES, Divergence, noted, remembered, why_hopeless
 from dtd.cluster.events import CancelRequested, KillRequested, Submitted, Ticked
+from dtd.cluster.generation.digests import (
+    MAX_DIVERGENCES,
+    Divergence,
+    noted,
+    remembered,
+    why_hopeless,
+)
 from dtd.cluster.records import Job
 from dtd.cluster.status import standing
-from dtd.cluster.suspicion import ALIKE_PATIENCE_S
+from dtd.cluster.workers import suspicion
+from dtd.cluster.workers.suspicion import ALIKE_PATIENCE_S
 from dtd.wire import messages as m
 
 # --- silence ---------------------------------------------------------------------------------

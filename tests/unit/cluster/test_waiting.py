@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster import waiting
 from dtd.cluster.events import ResumeRequested, Ticked
-from dtd.cluster.waiting import MOST_RESUME_WAIT_S, RESUME_WAIT_S
+from dtd.cluster.generation import waiting
+from dtd.cluster.generation.waiting import MOST_RESUME_WAIT_S, RESUME_WAIT_S
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

@@ -16,10 +16,10 @@ from dtd.config import CoordinatorConfig
 from dtd.coordinator import daemon as daemon_module
 from dtd.coordinator.coordinator import Coordinator
 from dtd.coordinator.store.store import Store
+from dtd.host.places import SOCKET_NAME
 from dtd.job import parse_job, to_mapping
-from dtd.net.blocking_link import BlockingLink
-from dtd.net.control_client import ControlClient
-from dtd.places import SOCKET_NAME
+from dtd.net.clients.blocking_link import BlockingLink
+from dtd.net.clients.control_client import ControlClient
 from dtd.wire import messages as m
 from dtd.wire.frames import frame_bytes
 from tests.played_loop import PlayedLoop

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from dtd.coordinator.answers import Answers
 from dtd.coordinator.containment import Containment
+from dtd.coordinator.handlers.answers import Answers
 from dtd.errors import ProtocolError, RequestRefused
 from dtd.security.identity import Identity
 from dtd.wire import messages as m

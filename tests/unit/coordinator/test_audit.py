@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from dtd.coordinator import audit_file
-from dtd.coordinator.audit import CHANGING
-from dtd.coordinator.audit_file import AuditFile, Entry
+from dtd.coordinator.services import audit_file
+from dtd.coordinator.services.audit import CHANGING
+from dtd.coordinator.services.audit_file import AuditFile, Entry
 from dtd.errors import RequestRefused
 from dtd.security.permissions import VIEWER_MAY
 from dtd.wire import fields

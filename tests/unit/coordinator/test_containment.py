@@ -15,8 +15,8 @@ from dtd.cluster.events import (
     Submitted,
     Ticked,
 )
-from dtd.cluster.pools import Pools
 from dtd.cluster.records import Job
+from dtd.cluster.several_jobs.pools import Pools
 from dtd.cluster.state import CoordinatorIdentity
 from dtd.cluster.transitions import JobState
 from dtd.coordinator.containment import Containment

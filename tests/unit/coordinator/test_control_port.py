@@ -10,8 +10,8 @@ import pytest
 
 from dtd.address import Address
 from dtd.config import CoordinatorConfig
-from dtd.coordinator import control_port as module
-from dtd.coordinator.control_port import ControlPort, advertised
+from dtd.coordinator.connections import control_port as module
+from dtd.coordinator.connections.control_port import ControlPort, advertised
 from dtd.errors import ConfigError, ProtocolError
 from dtd.security.authority import Authority
 from dtd.security.identity import WORKER, Identity

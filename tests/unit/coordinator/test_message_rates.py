@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from dtd.coordinator.message_rates import REGISTERED_AT_ONCE, Pace
+from dtd.coordinator.connections.message_rates import REGISTERED_AT_ONCE, Pace
 from dtd.security.identity import Identity
 from dtd.wire import messages as m
 from dtd.wire.frames import Hold

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtd.coordinator.model_copies import Copies
+from dtd.coordinator.services.model_copies import Copies
 from dtd.engine.shards import WHOLE
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dtd.coordinator.report_quotas import NOTICES_BURST, ReportQuotas
+from dtd.coordinator.connections.report_quotas import NOTICES_BURST, ReportQuotas
 from dtd.wire import messages as m
 
 

@@ -16,8 +16,8 @@ from dtd.cluster.records import Job
 from dtd.cluster.transitions import ENDED, JobState
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.handlers import jobs
+from dtd.coordinator.services.sweeps import Sweeps
 from dtd.coordinator.store.store import Store, job_body
-from dtd.coordinator.sweeps import Sweeps
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
@@ -141,7 +141,7 @@ class Cluster:
 async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     made = Cluster(tmp_path)
     monkeypatch.setattr(jobs, "submit", lambda core, request: core.submit(request))
-    monkeypatch.setattr("dtd.coordinator.sweeps.IMPORTANCE_WITHIN_S", None)
+    monkeypatch.setattr("dtd.coordinator.services.sweeps.IMPORTANCE_WITHIN_S", None)
     yield made
     await made.stop()
     made.store.close()

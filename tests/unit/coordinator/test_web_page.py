@@ -17,9 +17,9 @@ import structlog
 
 from dtd.address import Address
 from dtd.config import CoordinatorConfig
+from dtd.host.places import SOCKET_NAME
 from dtd.observe.web import server
 from dtd.observe.web.backend import SESSIONS_FILE
-from dtd.places import SOCKET_NAME
 from dtd.security.token import Token
 from dtd.wire import messages as m
 from tests.unit.coordinator.conftest import Daemon

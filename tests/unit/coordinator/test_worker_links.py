@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.coordinator.worker_links import TICKET_LIFE_S, WorkerLinks
+from dtd.coordinator.connections.worker_links import TICKET_LIFE_S, WorkerLinks
+from dtd.net.data_port.resources import PROBE_SCOPE
 from dtd.net.link import Link
-from dtd.net.resources import PROBE_SCOPE
 from dtd.wire import messages as m
 from dtd.wire.data_keys import generation_secret, ticket_key, worker_secret
 

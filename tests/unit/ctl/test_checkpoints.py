@@ -10,10 +10,10 @@ import xxhash
 
 from dtd.address import Address
 from dtd.checkpoint.choice import holders_of
-from dtd.ctl import checkpoints as command
-from dtd.ctl.checkpoints import reachable
+from dtd.ctl.commands import checkpoints as command
+from dtd.ctl.commands.checkpoints import reachable
 from dtd.errors import RequestRefused, UsageError
-from dtd.net.blocking_link import connect_tcp
+from dtd.net.clients.blocking_link import connect_tcp
 from dtd.security.authority import Authority
 from dtd.wire import messages as m
 from tests.checkpoint_parts import random_state, write_part, write_whole
@@ -201,7 +201,7 @@ def test_what_workers_encrypt_is_fetched_encrypted(dtdctl, cluster, spec, tmp_pa
         called.append((type(context), peer_role))
         return connect_tcp  # the scripted server speaks none
 
-    monkeypatch.setattr("dtd.net.tls.tls_connect", tls_connect)
+    monkeypatch.setattr("dtd.net.clients.tls.tls_connect", tls_connect)
     monkeypatch.setattr("dtd.ctl.settings.SYSTEM_FILE", tmp_path / "none")
     monkeypatch.setattr("dtd.ctl.settings.operator_file", lambda _environ: tmp_path / "none")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

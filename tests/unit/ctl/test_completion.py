@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from dtd.ctl.commands import COMMANDS
+from dtd.ctl.command_table import COMMANDS
 from dtd.ctl.completion import SCRIPTS, completions
 from dtd.wire import messages as m
 

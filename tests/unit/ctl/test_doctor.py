@@ -57,7 +57,7 @@ def job(tmp_path):
 @pytest.fixture
 def cluster(server, result, status, monkeypatch):
     """A healthy one with two idle workers, and its answers."""
-    monkeypatch.setattr("dtd.ctl.doctor.time.time", lambda: 0.0)
+    monkeypatch.setattr("dtd.ctl.commands.doctor.time.time", lambda: 0.0)
     status["job"] = None
     for worker in status["workers"]:
         worker["state"] = "idle"

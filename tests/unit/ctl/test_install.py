@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtd.ctl import install as install_module
+from dtd.ctl.commands import install as install_module
 from dtd.ctl.main import run
 
 UNITS = "usr/local/lib/systemd/system"

@@ -50,7 +50,7 @@ def test_a_wait_shows_a_bar_on_a_terminal(dtdctl, server, result, status, monkey
     if no_color:
         monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setattr("dtd.ctl.output.can_redraw", lambda _stream: True)
-    monkeypatch.setattr("dtd.ctl.jobs.BAR_EVERY_S", 0.02)
+    monkeypatch.setattr("dtd.ctl.commands.jobs.BAR_EVERY_S", 0.02)
     server.script = lambda message: result(status) if isinstance(message, m.GetStatus) else b""
     exit_code, out, err = dtdctl("wait", "digits-1", "--timeout", "0.2")
     assert (exit_code, out) == (1, "")
@@ -58,7 +58,7 @@ def test_a_wait_shows_a_bar_on_a_terminal(dtdctl, server, result, status, monkey
 
 
 def test_a_wait_tells_how_far_the_job_is(dtdctl, server, result, status, monkeypatch):
-    monkeypatch.setattr("dtd.ctl.jobs.LINE_EVERY_S", 0.02)
+    monkeypatch.setattr("dtd.ctl.commands.jobs.LINE_EVERY_S", 0.02)
     server.script = lambda message: result(status) if isinstance(message, m.GetStatus) else b""
     _exit_code, _out, err = dtdctl("wait", "digits-1", "--timeout", "0.2")
     assert "job digits-1: step 120/600 (20%), running, loss 0.1235, 2,345/s" in err.splitlines()

@@ -16,7 +16,7 @@ import pytest
 
 from dtd import __version__
 from dtd.ctl.command_line import read_arguments
-from dtd.ctl.commands import COMMANDS, EXAMPLES, TOPICS
+from dtd.ctl.command_table import COMMANDS, EXAMPLES, TOPICS
 from dtd.ctl.main import run
 from dtd.ctl.settings import take_settings
 from dtd.wire import messages as m
@@ -125,7 +125,7 @@ def test_every_example_is_a_line_that_dtdctl_reads(line):
 def test_every_command_has_a_function_for_its_arguments():
     for command in COMMANDS:
         module, _, name = command.function.partition(":")
-        function = getattr(importlib.import_module(f"dtd.ctl.{module}"), name)
+        function = getattr(importlib.import_module(f"dtd.ctl.commands.{module}"), name)
         _settings, *parameters = inspect.signature(function).parameters
         read = {
             one.options.get("dest", max(one.names, key=len).lstrip("-").replace("-", "_"))

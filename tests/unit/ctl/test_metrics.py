@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtd.ctl import metrics as module
+from dtd.ctl.commands import metrics as module
 from dtd.errors import UsageError
 from dtd.wire import messages as m
 from tests.unit.observe.report.conftest import EVENTS, details, metrics

@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from dtd.ctl import output
-from dtd.ctl.commands import COMMANDS
+from dtd.ctl.command_table import COMMANDS
 from dtd.errors import DtdError
 
 

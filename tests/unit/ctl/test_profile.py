@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from dtd.ctl import profile
+from dtd.ctl.commands import profile
 from dtd.errors import ProfileError
 from dtd.observe.profile.spans import BUCKET, COMMIT, COMPUTE, STEP, WAIT, Span
 from dtd.observe.profile.trace import WorkerTrace

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from dtd.cluster.events import FromWorker, Submitted
-from dtd.cluster.pools import Pools
 from dtd.cluster.records import Job
+from dtd.cluster.several_jobs.pools import Pools
 from dtd.cluster.status import status_of
-from dtd.ctl import status as command
+from dtd.ctl.commands import status as command
 from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m
 
@@ -90,7 +90,7 @@ def test_where_a_stalled_worker_is(status):
 
 
 def test_why_the_last_job_failed_where_and_what_tells_more(status, monkeypatch, check_output):
-    monkeypatch.setattr("dtd.ctl.status.time.time", lambda: 1000.0)
+    monkeypatch.setattr("dtd.ctl.commands.status.time.time", lambda: 1000.0)
     trace = [f'  File "/t/task.py", line {number}, in loss' for number in range(50)]
     last = {
         "id": "digits-1",

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dtd.ctl.submit import packed_task
+from dtd.ctl.commands.submit import packed_task
 from dtd.errors import TaskError
 from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m

@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from dtd.ctl.watch import Scene, view
+from dtd.ctl.commands.watch import Scene, view
 
 HEIGHT = 40
 

@@ -14,7 +14,7 @@ from dtd.exchange.api import BucketMemory
 from dtd.exchange.collective import Bridge, RingCollective
 from dtd.exchange.endpoint import RingEndpoint
 from dtd.exchange.schedule.chunks import Operation
-from dtd.net.data_server import DataServer
+from dtd.net.data_port.data_server import DataServer
 from dtd.wire import messages as m
 
 PATIENCE_S = 60.0

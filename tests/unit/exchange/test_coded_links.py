@@ -176,7 +176,7 @@ def test_a_late_chunk_of_the_step_before_begins_no_step():
 
 def test_a_neighbour_that_decodes_nothing_gets_plain_chunks(collectives, monkeypatch):
     plain, _ = run(collectives, 2, 0, ("off",), train)
-    monkeypatch.setattr("dtd.net.data_server.PLANES", 0)
+    monkeypatch.setattr("dtd.net.data_port.data_server.PLANES", 0)
     sent, traffic = run(collectives, 2, 0, ("on",), train)
     assert sent == plain
     assert all(one.sent_bytes == one.plain_bytes for one in traffic)

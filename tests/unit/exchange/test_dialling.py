@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from dtd.address import Address
 from dtd.exchange.endpoint import RingEndpoint
-from dtd.net.routes import Routes
+from dtd.net.addresses.routes import Routes
 from tests.unit.exchange.generation import GENERATION, PATIENCE_S, Node, assigns
 
 HOSTS = [f"127.0.0.{n}" for n in range(1, 5)]

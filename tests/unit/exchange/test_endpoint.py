@@ -9,10 +9,10 @@ import itertools
 import numpy as np
 import pytest
 
-import dtd.net.data_server as data_server_module
+import dtd.net.data_port.data_server as data_server_module
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.exchange.api import BufferLocation
-from dtd.shared_memory import HEAD_BYTES, OfferedMemory
+from dtd.host.shared_memory import HEAD_BYTES, OfferedMemory
 from dtd.wire import messages as m
 from tests.unit.exchange.generation import GENERATION, PATIENCE_S, hello_of, memory_of
 

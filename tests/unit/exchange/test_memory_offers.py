@@ -11,8 +11,8 @@ import pytest
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.exchange.api import BucketMemory, BufferLocation
 from dtd.exchange.memory_offers import NOTHING_SHARED, SharedMemory
+from dtd.host.shared_memory import HEAD_BYTES, OfferedMemory
 from dtd.net.descriptors import post
-from dtd.shared_memory import HEAD_BYTES, OfferedMemory
 from dtd.wire import messages as m
 
 PATIENCE_S = 60.0

@@ -18,7 +18,7 @@ from dtd.exchange.group_backends import group_of
 from dtd.exchange.in_process import InProcessRing
 from dtd.exchange.process_group import ProcessGroupCollective
 from dtd.exchange.schedule.chunks import BucketShape, Operation, cut
-from dtd.shared_memory import HEAD_BYTES, OfferedMemory
+from dtd.host.shared_memory import HEAD_BYTES, OfferedMemory
 from tests.shards import held_segments
 from tests.unit.exchange.generation import PATIENCE_S, Collectives, memory_of
 

@@ -14,7 +14,7 @@ from dtd.job.differences import (
     differing,
     obstacles,
 )
-from dtd.names import MOST_STEPS
+from dtd.text.names import MOST_STEPS
 
 JOB = """
 [job]

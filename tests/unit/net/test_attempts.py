@@ -11,9 +11,9 @@ import pytest
 
 from dtd.address import Address
 from dtd.errors import ProtocolError
-from dtd.net.attempts import ANSWER_S, CONNECT_S, Attempts
-from dtd.net.blocking_link import BlockingLink, connect_tcp, first_link
-from dtd.net.routes import Routes, addresses
+from dtd.net.addresses.attempts import ANSWER_S, CONNECT_S, Attempts
+from dtd.net.addresses.routes import Routes, addresses
+from dtd.net.clients.blocking_link import BlockingLink, connect_tcp, first_link
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
 

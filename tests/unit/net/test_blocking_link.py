@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from dtd.address import Address
-from dtd.net import blocking_link
-from dtd.net.blocking_link import BlockingLink, connect_tcp
+from dtd.net.clients import blocking_link
+from dtd.net.clients.blocking_link import BlockingLink, connect_tcp
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
 from tests.played_socket import PlayedSocket

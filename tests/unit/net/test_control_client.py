@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from dtd.errors import CoordinatorUnreachable, RequestRefused
-from dtd.net.control_client import ControlClient
+from dtd.net.clients.control_client import ControlClient
 from dtd.wire import messages as m
 
 

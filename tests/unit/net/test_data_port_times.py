@@ -12,7 +12,7 @@ import contextlib
 import pytest
 
 from dtd.address import Address
-from dtd.net.data_server import UNPROVEN_S, DataServer
+from dtd.net.data_port.data_server import UNPROVEN_S, DataServer
 from dtd.net.limits import AUTHENTICATE_WITHIN_S as FIRST_BYTE_S
 from dtd.net.link import HANDSHAKE_TIMEOUT_S
 from dtd.security.credential import server_context

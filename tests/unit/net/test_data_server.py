@@ -10,9 +10,9 @@ import pytest
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.net import limits as connection_limiter
-from dtd.net.data_server import MAX_UNPROVEN, DataServer
-from dtd.net.fetch_server import MAX_FETCH_BYTES
-from dtd.net.resources import Resource, file_blob, memory_blob
+from dtd.net.data_port.data_server import MAX_UNPROVEN, DataServer
+from dtd.net.data_port.fetch_server import MAX_FETCH_BYTES
+from dtd.net.data_port.resources import Resource, file_blob, memory_blob
 from dtd.net.server import MAX_CONNECTIONS
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential, Session

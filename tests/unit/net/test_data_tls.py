@@ -10,7 +10,7 @@ import pytest
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.exchange.endpoint import RingEndpoint
-from dtd.net.data_server import DataServer
+from dtd.net.data_port.data_server import DataServer
 from dtd.net.liveness import Lifeline
 from dtd.net.server import begins_tls
 from dtd.security import identity

@@ -10,7 +10,7 @@ import pytest
 import xxhash
 
 from dtd.errors import CheckpointError
-from dtd.net.fetch_client import RANGE_BYTES, FetchClient
+from dtd.net.clients.fetch_client import RANGE_BYTES, FetchClient
 from dtd.planes import PlaneCoder
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential

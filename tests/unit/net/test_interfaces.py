@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from dtd.net.interfaces import Interface, interfaces, offered
+from dtd.net.addresses.interfaces import Interface, interfaces, offered
 from dtd.wire.fields import HOSTS
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from dtd.address import Address
 from dtd.errors import ConfigError
-from dtd.net.join_client import forget_pending_key, pending_key, write_renewed
+from dtd.net.clients.join_client import forget_pending_key, pending_key, write_renewed
 from dtd.security import certificates
 from dtd.security.authority import Authority
 from dtd.security.certificates import key_sha256

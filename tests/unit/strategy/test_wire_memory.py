@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from dtd.shared_memory import map_memory
+from dtd.host.shared_memory import map_memory
 from dtd.strategy.wire_memory import RingMemory
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dtd.address import Address
 from dtd.errors import CheckpointError
-from dtd.net.data_server import DataServer
+from dtd.net.data_port.data_server import DataServer
 
 WORKER_SECRET = b"w" * 32
 

@@ -11,7 +11,7 @@ from dtd.checkpoint.format import MANIFEST_FILE, Manifest, encode_manifest
 from dtd.errors import CheckpointError
 from dtd.job.terms import folder_of
 from dtd.wire import messages as m
-from dtd.worker.checkpoint_files import drop_checkpoint, open_checkpoint
+from dtd.worker.files.checkpoints import drop_checkpoint, open_checkpoint
 
 NAME = "g000001-s000000010"
 

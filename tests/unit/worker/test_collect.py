@@ -15,11 +15,11 @@ import torch
 from dtd.checkpoint.assemble import FoundPart
 from dtd.checkpoint.format import verify
 from dtd.errors import HolderUnreachable
-from dtd.net.blocking_link import connect_tcp
+from dtd.net.clients.blocking_link import connect_tcp
 from dtd.wire import messages as m
-from dtd.worker import checkpoint_files as collecting
-from dtd.worker.checkpoint_files import ask_for_parts, collect
 from dtd.worker.control import Requests
+from dtd.worker.files import checkpoints as collecting
+from dtd.worker.files.checkpoints import ask_for_parts, collect
 from tests.checkpoint_parts import random_state, write_part, write_whole
 from tests.shards import held_shards
 

@@ -15,13 +15,13 @@ from dtd.datasets.cache import Cache, Content
 from dtd.datasets.local import VARIABLE, data_path
 from dtd.datasets.manifest import CHUNK_BYTES, Manifest
 from dtd.errors import TaskError
-from dtd.net.blocking_link import connect_tcp
-from dtd.net.data_server import DataServer
-from dtd.net.resources import Resource
+from dtd.net.clients.blocking_link import connect_tcp
+from dtd.net.data_port.data_server import DataServer
+from dtd.net.data_port.resources import Resource
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
-from dtd.worker.data_offer import Offer, all_chunks
-from dtd.worker.datasets import JobData
+from dtd.worker.files.data_offer import Offer, all_chunks
+from dtd.worker.files.datasets import JobData
 from tests.unit.conftest import LoopThread
 
 SECRET = b"w" * 32
@@ -120,7 +120,7 @@ def brought(tmp_path: Path, answers: Answers, path: str = "/nowhere/x") -> Path:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator is asked often; what a job leaves in the environment ends with its test."""
     monkeypatch.setenv(VARIABLE, "{}")
-    monkeypatch.setattr("dtd.worker.datasets.ASK_EVERY_S", 0.05)
+    monkeypatch.setattr("dtd.worker.files.datasets.ASK_EVERY_S", 0.05)
 
 
 @pytest.fixture

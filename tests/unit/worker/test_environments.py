@@ -14,7 +14,7 @@ import pytest
 
 from dtd.errors import TaskError
 from dtd.packages.requirements import MEMBER
-from dtd.worker.environments import Environments
+from dtd.worker.environment.environments import Environments
 from tests.wheels import write_wheel
 
 GIB = 1 << 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from types import ModuleType
 
-from dtd.worker.evidence import where_stalled
+from dtd.worker.job.evidence import where_stalled
 
 USERS_CODE = """
 def hang(inside, release):

@@ -11,15 +11,15 @@ import pytest
 
 from dtd.address import Address
 from dtd.errors import CheckpointError, RingBroken
-from dtd.net import fetch_server
-from dtd.net.blocking_link import connect_tcp
+from dtd.net.clients.blocking_link import connect_tcp
 from dtd.net.coding_link import Coding
-from dtd.net.data_server import DataServer
-from dtd.net.resources import Blob, Resource, memory_blob
+from dtd.net.data_port import fetch_server
+from dtd.net.data_port.data_server import DataServer
+from dtd.net.data_port.resources import Blob, Resource, memory_blob
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
 from dtd.wire.session import DataCredential
-from dtd.worker.fetch import DONORS_AT_ONCE, RANGE_BYTES, fetch_state
+from dtd.worker.job.fetch import DONORS_AT_ONCE, RANGE_BYTES, fetch_state
 from tests.played_socket import PlayedSocket
 
 PATIENCE_S = 30.0

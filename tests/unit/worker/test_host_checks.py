@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from dtd.errors import ConfigError
-from dtd.worker import host_checks
-from dtd.worker.host_checks import (
+from dtd.worker.process import host_checks
+from dtd.worker.process.host_checks import (
     Driver,
     best_instructions,
     check_device,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dtd.worker import last_end
-from dtd.worker.last_end import FAULT_FILE, LastEnd, how_it_ended
+from dtd.worker.process import last_end
+from dtd.worker.process.last_end import FAULT_FILE, LastEnd, how_it_ended
 
 SEGMENTATION_FAULT = """Fatal Python error: Segmentation fault
 
@@ -57,7 +57,7 @@ def test_what_the_traces_say(fault, service, words):
 LIVE = """
 import os, signal, sys
 from pathlib import Path
-from dtd.worker.last_end import LastEnd
+from dtd.worker.process.last_end import LastEnd
 one = LastEnd(Path(sys.argv[1]))
 one.begin()
 {deed}

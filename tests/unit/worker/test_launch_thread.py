@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.worker.launch_thread import visible_devices
+from dtd.worker.job.launch_thread import visible_devices
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import dtd.worker.measure as measure_module
 from dtd.config import WorkerConfig
 from dtd.errors import TaskError
-from dtd.net.resources import PROBE_SCOPE
+from dtd.net.data_port.resources import PROBE_SCOPE
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
 from dtd.worker.measure import measure

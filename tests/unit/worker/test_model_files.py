@@ -12,9 +12,9 @@ import xxhash
 
 from dtd.checkpoint.format import read_manifest
 from dtd.errors import CheckpointError
-from dtd.net.blocking_link import connect_tcp
+from dtd.net.clients.blocking_link import connect_tcp
 from dtd.wire import messages as m
-from dtd.worker.models import (
+from dtd.worker.files.models import (
     PinnedModels,
     held,
     open_model,
@@ -135,7 +135,7 @@ def test_orders_are_carried_out_one_after_the_other(tmp_path, other, monkeypatch
         raise OSError("read-only")
 
     with monkeypatch.context() as patch:
-        patch.setattr("dtd.worker.models.drop_model", fail)
+        patch.setattr("dtd.worker.files.models.drop_model", fail)
         models.order(m.UnpinModel(version=VERSION))
         assert said.get(timeout=30) == m.ModelsHeld(versions=(VERSION,))
     models.order(m.UnpinModel(version=VERSION))

@@ -12,7 +12,7 @@ import textwrap
 
 import pytest
 
-from dtd.worker import output as job_lines
+from dtd.worker.job import output as job_lines
 
 PATIENCE_S = 60.0
 BUFFERED = {"PYTHONUNBUFFERED": ""}
@@ -20,7 +20,7 @@ BUFFERED = {"PYTHONUNBUFFERED": ""}
 PROGRAM = """
 import json, os, subprocess, sys, threading
 own = os.dup(1)
-from dtd.worker.output import MAX_LINE_CHARACTERS, OutputPipe, flush_output
+from dtd.worker.job.output import MAX_LINE_CHARACTERS, OutputPipe, flush_output
 pipe = OutputPipe()
 def taken():
     flush_output()

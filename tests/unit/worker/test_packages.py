@@ -14,7 +14,7 @@ from dtd.errors import TaskError
 from dtd.packages.limits import MAX_ARCHIVE_BYTES, MAX_WEIGHTS_KEPT
 from dtd.wire import messages as m
 from dtd.worker.control import Requests
-from dtd.worker.packages import TaskPackages
+from dtd.worker.environment.packages import TaskPackages
 
 PATIENCE_S = 60.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from dtd.address import Address
-from dtd.net.resources import PROBE_SCOPE
+from dtd.net.data_port.resources import PROBE_SCOPE
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
 from dtd.worker.measure import PROBE_BYTES, probe

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dtd.worker import __main__ as program
-from dtd.worker import process_state
+from dtd.worker.process import process_state
 
 CHANGES = {
     "nothing": "",
@@ -33,7 +33,7 @@ signal.setitimer(signal.ITIMER_REAL, 3600)
 }
 PROGRAM = """
 import json, os, resource, signal, sys
-from dtd.worker.process_state import ProcessState
+from dtd.worker.process.process_state import ProcessState
 
 if os.geteuid() == 0:
     os.setresuid(65534, 65534, 65534)  # root restores everything
@@ -101,7 +101,7 @@ def test_what_a_job_has_changed_is_restored(place: Path) -> None:
 FORKING = """
 import asyncio, multiprocessing, os, signal
 import uvloop
-from dtd.worker.process_state import free_forked_children
+from dtd.worker.process.process_state import free_forked_children
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" has it ignored
 free_forked_children()

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-import dtd.worker.reporter as reporter_module
-from dtd.cluster.progress import ProgressWatch
+import dtd.worker.job.reporter as reporter_module
+from dtd.cluster.workers.progress import ProgressWatch
 from dtd.train.record import Outcome, StepRecord
 from dtd.wire import messages as m
-from dtd.worker.reporter import (
+from dtd.worker.job.reporter import (
     PROGRESS_EVERY_S,
     CommittedStep,
     JobReporter,

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from dtd.worker.state_directory import HANDED_OVER, StateDirectory
+from dtd.worker.process.state_directory import HANDED_OVER, StateDirectory
 
 OPEN = """
 import os, sys
 from pathlib import Path
 from dtd.errors import ConfigError
-from dtd.worker.state_directory import StateDirectory
+from dtd.worker.process.state_directory import StateDirectory
 try:
     made = StateDirectory(Path(sys.argv[1]), os.environ, sleep=lambda _s: None)
 except ConfigError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtd.errors import TaskError
-from dtd.worker.packages import look_first_in, task_digest
+from dtd.worker.environment.packages import look_first_in, task_digest
 
 
 @pytest.fixture(autouse=True)

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from dtd import job
-from dtd.cluster.progress import ProgressWatch
+from dtd.cluster.workers.progress import ProgressWatch
 from dtd.engine.shards import WHOLE
 from dtd.errors import CheckpointError, DivergenceError, TaskError, UnreadableWord
-from dtd.net.blocking_link import connect_tcp
+from dtd.net.clients.blocking_link import connect_tcp
 from dtd.wire import messages as m
-from dtd.worker.training_thread import TrainingThread
+from dtd.worker.job.training_thread import TrainingThread
 
 END_STEP = 99
 

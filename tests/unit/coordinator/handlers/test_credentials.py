@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 import dtd.coordinator.handlers.credentials as module
-from dtd.coordinator.answers import Answers
 from dtd.coordinator.containment import Containment
+from dtd.coordinator.handlers.answers import Answers
 from dtd.coordinator.handlers.credentials import Joins, Renewals
 from dtd.errors import ConfigError, RequestRefused
 from dtd.net.limits import Pacing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.coordinator.requests import CTL_REQUESTS
+from dtd.coordinator.handlers.requests import CTL_REQUESTS
 from dtd.wire import messages as m
 from tests.unit.coordinator.asking import await_state, refused, submit
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from dtd.ctl.checkpoints import loading_lines
+from dtd.ctl.commands.checkpoints import loading_lines
 from dtd.errors import CheckpointError
 from dtd.train.state.load import load_state
 from dtd.train.state.tensors import metadata, named_tensors

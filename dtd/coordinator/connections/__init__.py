@@ -1,0 +1,1 @@
+"""Connections of workers and operators to the coordinator, and their limits."""

@@ -1,0 +1,1 @@
+"""Services of the coordinator beside training: sweeps, registered models, audit, web page."""

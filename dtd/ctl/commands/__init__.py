@@ -1,0 +1,1 @@
+"""The commands of dtdctl, a module for each group of them."""

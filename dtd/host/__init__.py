@@ -1,0 +1,1 @@
+"""What the operating system gives: memory, files that last, paths, streams, the service manager."""

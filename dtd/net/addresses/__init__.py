@@ -1,0 +1,1 @@
+"""Addresses: this host's own, a peer's, and the one at which the peer answers."""

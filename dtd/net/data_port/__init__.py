@@ -1,0 +1,1 @@
+"""A worker's data port: its listener, and the resources that others fetch from it."""

@@ -1,0 +1,1 @@
+"""The process of a worker: its host, its state directory, its predecessor's end."""

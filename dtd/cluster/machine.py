@@ -10,7 +10,7 @@ and a clock value, and adds effects to the state's.  The coordinator never sees 
 parameter.
 
 This file dispatches; changes of the cluster's state are in `registration`, `admission`, `forming`,
-`ending`, `suspicion`, `isolation`, `saving` and `jobs`.
+`ending`, `suspicion`, `stuck`, `isolation`, `saving` and `jobs`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from dtd.cluster.transitions import (
     JobState,
     WorkerState,
 )
-from dtd.cluster.workers import admission, isolation, registration, suspicion
+from dtd.cluster.workers import admission, isolation, registration, stuck, suspicion
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
@@ -134,7 +134,7 @@ def _advance(cluster: ClusterState) -> None:
     if cluster.job is not None:
         isolation.try_again(cluster, cluster.job)
     if cluster.job is not None:
-        suspicion.give_up_returning(cluster, cluster.job)
+        stuck.give_up_returning(cluster, cluster.job)
         admission.give_up_warming(cluster, cluster.job)
         jobs.break_off_late(cluster, cluster.job)
     if cluster.job is not None and cluster.run.phase is GenerationState.RUNNING:
@@ -168,7 +168,7 @@ def _verdict(job: Job) -> JobState:
 
 def _advance_ending(cluster: ClusterState, job: Job) -> None:
     if cluster.ending.freeze_by is not None and cluster.now >= cluster.ending.freeze_by:
-        suspicion.give_up_late(cluster, job)
+        stuck.give_up_late(cluster, job)
     if any(cluster.workers[n].state is not WorkerState.FINISHED for n in cluster.not_frozen()):
         return
     if ending.is_complete(cluster):
@@ -262,8 +262,8 @@ def explain(cluster: ClusterState) -> str:
         return saving.explain(cluster, job)
     if cluster.run.phase is GenerationState.RUNNING:
         stops = job.state is JobState.STOPPING
-        return suspicion.explain(cluster) or _why_unfinished(cluster) or STOPPING * stops
-    kept = suspicion.explain(cluster)
+        return stuck.explain(cluster) or _why_unfinished(cluster) or STOPPING * stops
+    kept = stuck.explain(cluster)
     if kept:
         return kept
     if cluster.run.phase is GenerationState.FORMING:
@@ -319,7 +319,7 @@ def _on_heartbeat(cluster: ClusterState, worker: Worker, beat: m.Heartbeat) -> N
         admission.note_warm_up(cluster, job, worker, beat)
     if job is not None and beat.job == job.id and worker.state in MEMBERS:
         forming.progressed(cluster, job, worker.name, beat.generation, beat.step)
-        suspicion.judge(cluster, job, worker)
+        stuck.judge(cluster, job, worker)
         if cluster.straggler.is_due(cluster.now):
             cluster.straggler.look(cluster.running_beats(), cluster.now)
 
@@ -346,7 +346,7 @@ def _on_frozen(cluster: ClusterState, job: Job, worker: Worker, message: m.Froze
     if worker.state is WorkerState.WARMING:
         admission.taken_back(cluster, job, worker, message)
         return
-    suspicion.forgive(cluster, worker)
+    stuck.forgive(cluster, worker)
     forming.left(cluster, job, worker.name, message)
     ending.member_frozen(cluster, job, worker, message)
     suspicion.accused(cluster, worker.name, message)

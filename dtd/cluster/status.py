@@ -20,7 +20,7 @@ from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import GONE, GenerationState, WorkerState
 from dtd.cluster.workers.admission import is_set_aside
-from dtd.cluster.workers.suspicion import why_late
+from dtd.cluster.workers.stuck import why_late
 from dtd.diagnostics import Diagnostic
 from dtd.doctor.memory import memory_of
 from dtd.text.names import SCRIPT

@@ -369,9 +369,8 @@ class Link(asyncio.BufferedProtocol):
 
     def _attach(self, transport: asyncio.BaseTransport) -> asyncio.Transport:
         """The connection is open."""
-        self._transport = cast(
-            asyncio.Transport, transport
-        )  # uvloop's class does not inherit from it
+        # uvloop's class does not inherit from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
         name = transport.get_extra_info("peername")
         if not isinstance(name, tuple):  # a Unix socket, or already closed
             who = self.identity

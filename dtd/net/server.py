@@ -391,9 +391,8 @@ def _bound(family: int, where: Any) -> socket.socket:
     try:
         made.settimeout(0)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if (
-            family == socket.AF_INET6
-        ):  # the wildcard serves IPv4 too, unless IPv4 has its own socket
+        if family == socket.AF_INET6:
+            # The wildcard serves IPv4 too, unless IPv4 has its own socket.
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(where[0] != ANY_IPV6))
         made.bind(where)
     except BaseException:

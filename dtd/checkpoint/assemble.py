@@ -52,11 +52,6 @@ def assemble(
 ) -> tuple[Path, Manifest]:
     """Write a whole checkpoint; it is durable when this returns.
 
-    Args:
-        parts: of one checkpoint; what several of them have is compared.
-        directory: gets the checkpoint, under its usual name; made when it is needed.
-        progress: called as bytes are read.
-
     Raises:
         CheckpointError: parts are damaged or missing, or there is no room.
         PartsDiffer: two of them contradict each other.
@@ -85,11 +80,7 @@ def assemble(
 
 
 def _agreed(read: Sequence[tuple[FoundPart, Manifest]]) -> Manifest:
-    """Return the manifest that all parts agree on.
-
-    Raises:
-        PartsDiffer: two of them differ.
-    """
+    """Return the manifest that all parts agree on."""
     (holder, first), *others = [(part.holder, manifest) for part, manifest in read]
     for name, manifest in others:
         for what, mine, other in (

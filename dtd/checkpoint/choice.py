@@ -25,9 +25,6 @@ def fewest(parts: Sequence[ShardSet]) -> list[int]:
 
     The part that adds most comes first, of equal ones the first.  With parts of a ring's ranks
     these are as few as can be, or one more.
-
-    Args:
-        parts: their shards.
     """
     chosen: list[int] = []
     covered, wanted = NOTHING, united(parts)
@@ -52,9 +49,6 @@ def by_checkpoint(listed: Sequence[Entry]) -> list[list[Entry]]:
     """The entries of each checkpoint, those with a digest first.
 
     A part without a digest is on its own if parts of its generation and step have several.
-
-    Args:
-        listed: the coordinator's list; the checkpoints come in its order.
     """
     digests: dict[tuple[Any, ...], set[str]] = {}
     for one in listed:

@@ -63,12 +63,8 @@ def fetch_parts(
 ) -> list[Path]:
     """Fetch parts of the weights, and of their averages, from several workers, and merge them.
 
-    Args:
-        holders: of parts that make the whole.
-        directory: for the weights; bytes fetched before a failure are kept beside them.
-        connect: makes connections.
-        said: failures already shown to the user; each is shown once.
-        say: shows them.
+    Bytes fetched before a failure are kept beside the target.  `said` has the failures that a user
+    has been shown; each is shown once.
 
     Raises:
         CheckpointError: the delivered parts do not make the whole.
@@ -154,11 +150,7 @@ def _merge(name: str, parts: Sequence[PartFiles], directory: Path) -> Path:
 
 
 def _opened(one: Checkpoint, connect: Connect) -> FetchClient:
-    """The checkpoint, open at its holder.
-
-    Raises:
-        CheckpointError: the worker does not offer the state that was reported.
-    """
+    """The checkpoint, open at its holder."""
     resource = f"checkpoint/{one.get('folder', one['job'])}/{one['name']}"
     ticket = DataCredential(
         secret=one["ticket_key"], scope=resource, expires_s=one["ticket_expires_s"]
@@ -194,11 +186,6 @@ def _holds_others(target: Path) -> UsageError:
 
 def fetch_model(one: Checkpoint, directory: Path, connect: Connect) -> list[Path]:
     """Fetch the files of a registered version from a worker that keeps a copy.
-
-    Args:
-        one: its `resource`, with address and ticket as of a checkpoint.
-        directory: for the files.
-        connect: makes connections.
 
     Raises:
         CheckpointError: the worker does not deliver them.

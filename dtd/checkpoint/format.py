@@ -64,12 +64,7 @@ class Manifest:
     """manifest.json.
 
     Attributes:
-        format: of the directory's layout.
-        job: id of the job.
-        job_name: the job's name.
-        task: the task's name.
         generation: in which it was taken.
-        step: committed steps.
         epoch: epoch of the next row.
         offset: rows used in that epoch.
         digest: hex digest of the state; all ranks agreed on it.  That of a sharded state is made
@@ -79,9 +74,7 @@ class Manifest:
         metrics: of the evaluation at this step; empty if there was none.
         world_size: workers at the time; any number can continue.
         files: size and hash of the other files.
-        state: the part of the state that is not tensors.
         tensors: names of all tensors, in the digest's order.
-        identity: the job's, which tells it from others of the same id (`dtd.job.terms`).
         local_state: state of each rank alone that is in no checkpoint, by name, and what it is
             after loading: "zero".  None if the writer did not record it.
         part: the part of a sharded state that is here; None for a whole checkpoint.
@@ -149,8 +142,6 @@ class JobFolder:
     """The directory of one job's checkpoints.
 
     Attributes:
-        directory: that of all jobs' checkpoints.
-        job_id: the job's id.
         identity: tells it from others of the same id; empty for a job of dtd 0.1.0.
     """
 
@@ -227,13 +218,7 @@ def verify(path: Path, progress: Progress = no_progress) -> Manifest:
 
 
 def part_files(path: Path, manifest: Manifest, holder: str) -> PartFiles:
-    """The files of a part, for `FileMerge`.
-
-    Args:
-        path: its directory.
-        manifest: of a part.
-        holder: the worker that wrote it, for messages.
-    """
+    """The files of a part, for `FileMerge`."""
     assert manifest.part is not None, "a whole checkpoint is not assembled"
     return PartFiles(holder=holder, directory=path, tensors=manifest.tensors, part=manifest.part)
 

@@ -79,11 +79,7 @@ class TensorInfo:
 
 
 def placed(name: str) -> tuple[str, str]:
-    """The file that holds a tensor of the state, and the tensor's name in that file.
-
-    Args:
-        name: as in a manifest, such as "model.0.weight".
-    """
+    """The file that holds a tensor of the state, such as "model.0.weight", and its name there."""
     for prefix, file in _PREFIXES:
         if name.startswith(prefix):
             return file, name.removeprefix(prefix)  # as the model's own state_dict() calls it
@@ -107,12 +103,6 @@ def encode_header(tensors: Iterable[TensorInfo]) -> bytes:
 
 class TensorFile:
     """A file of tensors that is open for reading; use it as a context manager.
-
-    Args:
-        path: the file.
-
-    Attributes:
-        tensors: its tensors, by name.
 
     Raises:
         CheckpointError: it cannot be read, or is no such file.
@@ -262,7 +252,6 @@ class HeldTensor:
     """A sharded tensor, as far as a part has it.
 
     Attributes:
-        dtype: its element type, as safetensors names it.
         shape: of the whole tensor.
         ranges: the part's ranges of the flattened tensor, ascending and disjoint.
     """
@@ -390,9 +379,7 @@ class PartFiles:
 
     Attributes:
         holder: the worker that wrote it, for messages.
-        directory: where its files are.
         tensors: names of all tensors of the state, in the manifest's order.
-        part: its ranges of the tensors.
     """
 
     holder: str
@@ -405,7 +392,6 @@ class FileMerge:
     """One file of all parts, open for reading; use it as a context manager.
 
     Args:
-        file: its name in the directories of the parts.
         parts: at least one.
 
     Attributes:

@@ -174,10 +174,6 @@ class Failure:
 class CheckpointWriter:
     """Writes one job's checkpoints, one after the other.
 
-    Args:
-        directory: the job's directory; made when it is needed.
-        rules: which of them stay.
-
     Attributes:
         branches: what the job has left behind, which stays in any case.
     """
@@ -368,11 +364,6 @@ def write_safetensors(
 ) -> FileInfo:
     """Write a safetensors file and return its size and hash; it is on the disk when this returns.
 
-    Args:
-        file: must not exist.
-        tensors: its content.
-        count: called with the number of bytes that were just written.
-
     Written here and not by the library because memory is passed on without copying, other threads
     run meanwhile, and the hash comes for free.
     """
@@ -423,7 +414,6 @@ class Rules:
     """Rules by which a worker keeps a job's checkpoints; the newest and the best always stay.
 
     Attributes:
-        keep: how many of the newest.
         best_metric: the metric that chooses the best; empty for none.
         best_mode: "min", "max", or empty for the rule by the metric's name.
         keep_days: those not older than this; 0 for any age.
@@ -512,13 +502,7 @@ def _size_bytes(path: Path) -> int:
 
 
 def best_checkpoint(paths: Sequence[Path], metric: str, mode: str = "") -> Path | None:
-    """The best by a metric, of equal ones the newest; None if none has it.
-
-    Args:
-        paths: checkpoints, newest first.
-        metric: its name; empty for none.
-        mode: as in `dtd.job.tables`.
-    """
+    """The best by a metric, of equal ones the newest; None if none has it."""
     sign = -1.0 if lower_is_better(metric, mode) else 1.0
     best: tuple[float, Path] | None = None
     for path in paths if metric else ():

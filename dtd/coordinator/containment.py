@@ -65,12 +65,7 @@ REMEDY: Final = "its log has the traceback, at `internal_error_traceback`: repor
 
 
 class Containment:
-    """Catches errors of this process.
-
-    Args:
-        now: the clock of the daemon, in seconds.
-        incident: reports to operators.
-    """
+    """Catches errors of this process."""
 
     def __init__(self, now: Callable[[], float], incident: Callable[..., None]) -> None:
         self._now = now
@@ -79,13 +74,7 @@ class Containment:
 
     @contextlib.contextmanager
     def around(self, doing: str, link: Link | None = None, *, worker: str = "") -> Iterator[None]:
-        """Close `link` on any unexpected exception; protocol errors and refusals propagate.
-
-        Args:
-            doing: the action, for people.
-            link: the sender of the message, if any.
-            worker: its name.
-        """
+        """Close `link` on any unexpected exception; protocol errors and refusals propagate."""
         try:
             yield
         except (ProtocolError, RequestRefused):

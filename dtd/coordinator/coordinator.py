@@ -29,11 +29,6 @@ from dtd.observe.sinks.trackers import Trackers
 class Coordinator(Core):
     """State, decisions and services; belongs to the running event loop.
 
-    Args:
-        config: addresses and time-outs.
-        store: the open state directory.
-        new_link: makes the protocol object of a connection.
-
     Attributes:
         web: the web page; set by what answers its requests.
     """

@@ -103,15 +103,9 @@ def checkpoint_resource(directory: str) -> str:
 class Core:
     """State and decisions; belongs to the running event loop.
 
-    Args:
-        config: addresses and time-outs.
-        store: the open state directory.
-        new_link: makes the protocol object of a connection.
-
     Attributes:
         store_id: id of the store, which a restored backup has as well.
         address: where the coordinator is called.
-        last_job: the job that ended last.
         news: is set by the next incident.
         complaints: tell why a disk is unreliable, or nothing.
     """

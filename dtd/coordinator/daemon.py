@@ -51,12 +51,7 @@ RECEIVERS: Final[Mapping[type[m.Message], Callable[[Coordinator, Link, Any, memo
 
 
 class Daemon:
-    """One coordinator on the running event loop.
-
-    Args:
-        config: addresses and time-outs.
-        store: the open state directory.
-    """
+    """One coordinator on the running event loop."""
 
     def __init__(self, config: CoordinatorConfig, store: Store) -> None:
         accepts = frozenset({m.Role.WORKER, m.Role.CTL, m.Role.JOIN})

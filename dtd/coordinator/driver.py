@@ -30,10 +30,8 @@ class Driver:
     """Runs the core on the running event loop, and guards it against its own errors.
 
     Args:
-        membership: the core.
         containment: told of errors that no message has caused.
         perform: does one effect; must not block.
-        disconnect_all: ends all workers' connections.
     """
 
     def __init__(

@@ -46,12 +46,7 @@ _NUMBER: Final = struct.Struct("<I")
 
 
 class Content:
-    """Files of data below one directory, which may be renamed meanwhile.
-
-    Args:
-        root: the directory.
-        manifest: the files.
-    """
+    """Files of data below one directory, which may be renamed meanwhile."""
 
     def __init__(self, root: Path, manifest: Manifest) -> None:
         self.root = root
@@ -102,15 +97,6 @@ class Content:
 
 class Draft:
     """A copy that is being fetched; what was fetched and verified before is kept.
-
-    Args:
-        place: its directory.
-        manifest: of the data.
-        progress: called as chunks are verified again.
-
-    Attributes:
-        content: its files.
-        have: the chunks that are here.
 
     Raises:
         OSError: it cannot be written.
@@ -177,11 +163,7 @@ class Draft:
 
 
 class Scans:
-    """Manifests of data that were read: what has kept its times since is not read again.
-
-    Args:
-        place: the directory of their files.
-    """
+    """Manifests of data that were read: what has kept its times since is not read again."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -297,12 +279,7 @@ def what_goes(
 
 
 class Cache:
-    """The copies of one worker.
-
-    Args:
-        place: their directory.
-        limit_bytes: most bytes of all of them.
-    """
+    """The copies of one worker."""
 
     def __init__(self, place: Path, limit_bytes: int) -> None:
         self._place = place

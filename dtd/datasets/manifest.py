@@ -51,7 +51,6 @@ class Manifest:
         single: whether they are one file, not a directory.
         files: relative path and size of each file, in the order of the paths.
         chunks: SHA-256 of each chunk, in hex.
-        encoded: the manifest's bytes.
     """
 
     single: bool
@@ -244,12 +243,6 @@ def _regular(file: Path, name: str) -> Found:
 
 def scan(root: Path, single: bool, found: Sequence[Found], progress: Progress) -> Manifest:
     """Read and hash all files.
-
-    Args:
-        root: the directory of the files.
-        single: whether the data are one file.
-        found: the files, see `look`.
-        progress: called after every chunk.
 
     Raises:
         TaskError: a file changes meanwhile.

@@ -19,15 +19,7 @@ _SCANNED_IN_VAIN: Final = 256
 
 
 class Plan:
-    """The chunks of one fetch.
-
-    Args:
-        chunks: how many there are.
-        have: those that are here already.
-
-    Attributes:
-        have: those that are here.
-    """
+    """The chunks of one fetch."""
 
     def __init__(self, chunks: int, have: set[int]) -> None:
         self.have = set(have)

@@ -62,11 +62,7 @@ _MEMBARRIER_CALLS: Final = {
 class OfferedMemory:
     """Zeroed memory of this process that other processes can be permitted to read.
 
-    Args:
-        size_bytes: how much, the head not counted.
-
     Attributes:
-        descriptor: of the file.
         nonce: by which a reader recognises the right file.
         size_bytes: of the file, with its head.
         version: the present number of its contents.

@@ -57,9 +57,6 @@ class _Arrived(NamedTuple):
 class Coding:
     """The threads and the choices that several links share; belongs to the event loop.
 
-    Args:
-        mode: whether they code what they send.
-
     Attributes:
         arrived: the decoded payload that is being handed over.
     """
@@ -345,11 +342,7 @@ def _when(drained: asyncio.Future[None] | None, future: asyncio.Future[None]) ->
 
 
 def _result(future: asyncio.Future[None], decoded: Received) -> Iterator[Received]:
-    """The decoded chunk; damaged code is an error of the link, like a false tag.
-
-    Raises:
-        ProtocolError: it could not be decoded.
-    """
+    """The decoded chunk; damaged code is an error of the link, like a false tag."""
     error = future.exception()
     if error is not None and not isinstance(error, DtdError):
         fault = f"a payload cannot be decoded: {error!r}"

@@ -47,9 +47,6 @@ class FdMailbox(Generic[Found]):
             its result, or None when the file is not the expected one.
         received: called once on the event loop with that result; the mailbox is then closed.
 
-    Attributes:
-        path: the path that the other side connects to.
-
     Raises:
         OSError: the socket cannot be created.
     """
@@ -139,10 +136,6 @@ class FdMailbox(Generic[Found]):
 
 def post(path: str, descriptor: int) -> None:
     """Send a descriptor to the mailbox at this path.  Blocking.
-
-    Args:
-        path: as stated by the other side; a socket of another user receives nothing.
-        descriptor: stays the caller's.
 
     Raises:
         OSError: the mailbox is unreachable, full, or owned by another user.

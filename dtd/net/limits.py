@@ -71,12 +71,7 @@ MAX_PACED: Final = 4096
 
 @dataclass(slots=True, kw_only=True)
 class Pacing:
-    """The same rate for each of many callers.
-
-    Attributes:
-        rate_per_s: the rate of each.
-        burst: the amount that each may use at once.
-    """
+    """The same rate for each of many callers."""
 
     rate_per_s: float
     burst: float
@@ -138,7 +133,6 @@ class ConnectionLimiter:
     Attributes:
         per_address: most unauthenticated connections of one address.
         in_all: most unauthenticated connections of all addresses.
-        patience_s: time limit for authenticating.
         only_failures: the rate of an address counts connections that ended unauthenticated, not
             all, and callers on this host have no rate: a loopback address does not distinguish
             them.
@@ -156,14 +150,7 @@ class ConnectionLimiter:
     _known: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     def arrived(self, key: int, host: str, now: float, *, no_rate: bool = False) -> Verdict:
-        """A connection was accepted.
-
-        Args:
-            key: the connection's key.
-            host: the address of the other side.
-            now: the clock, in seconds.
-            no_rate: the caller belongs to this process: only its share is bounded, not its rate.
-        """
+        """A connection was accepted."""
         origin = origin_of(host)
         if not no_rate and not (self.only_failures and _is_loopback(host)):
             refusal = self._too_fast(origin, now)
@@ -290,11 +277,7 @@ def connections_for(descriptors: int) -> int:
 
 @dataclass(slots=True)
 class Connections(Generic[ConnectionT]):
-    """The number of open connections, and which of them have not authenticated.
-
-    Attributes:
-        in_all: most connections, unauthenticated ones included.
-    """
+    """The number of open connections, and which of them have not authenticated."""
 
     in_all: int
     _unproven: dict[ConnectionT, None] = field(default_factory=dict)

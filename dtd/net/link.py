@@ -52,14 +52,7 @@ _BUSY: Final = struct.Struct("=QQ")
 
 
 def private_ends(own: Any, peer: Any, *, opened: bool, encrypted: bool) -> bytes:
-    """Return the common name of a connection that no third party can reach; empty for others.
-
-    Args:
-        own: this end's address, as the kernel has it.
-        peer: the other end's, likewise.
-        opened: this end has opened the connection.
-        encrypted: it runs over TLS, on which both sides have shown certificates of the cluster.
-    """
+    """Return the common name of a connection that no third party can reach; empty for others."""
     if encrypted:
         return TLS_ENDS
     network = _network()
@@ -121,8 +114,6 @@ class Link(asyncio.BufferedProtocol):
     """One connection.
 
     Args:
-        handler: receives the link's events.
-        hello: sent at once; this side opens the connection.
         accepts: without `hello`, the roles that are served.
         secret: on a data connection, the secret shared by both sides.
         staging_bytes: read-ahead of the decoder; small where payloads are large.
@@ -133,9 +124,7 @@ class Link(asyncio.BufferedProtocol):
         identity: the peer's identity; None when it is not known.
         peer: its address and port, or its user on this host, for people; empty until the
             connection stands.
-        closing: this side has closed the connection, or it is gone.
         is_same_host: both ends have the same address, so both are probably on this host.
-        session: the connection's protocol state.
         on_lost: called when the TCP connection is gone, before the handler.
         received_bytes: all received bytes, including those of incomplete frames.
         received_frames: number of complete frames.
@@ -383,11 +372,7 @@ class Link(asyncio.BufferedProtocol):
         return self._transport
 
     def _identify(self, role: str) -> None:
-        """With TLS, take the peer's identity from its certificate.
-
-        Raises:
-            ProtocolError: the peer has another role; an empty role allows any.
-        """
+        """With TLS, take the peer's identity from its certificate."""
         assert self._transport is not None
         tls = self._transport.get_extra_info("ssl_object")
         if tls is not None:

@@ -76,11 +76,9 @@ class LinkHeartbeats:
     """Heartbeats and silence of one generation's links, on the event loop.
 
     Args:
-        generation: carried by every heartbeat.
         beat_interval_s: longest time between two frames on a link.
         silence_s: how long a neighbour may be silent, or take to connect.
         silent: called with a neighbour and the time, when that limit is exceeded.
-        neighbours: the other ends of all links.
     """
 
     def __init__(

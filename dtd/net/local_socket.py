@@ -99,11 +99,7 @@ def check_listener(at: SocketPath, uid: int) -> None:
 
 
 def _may_be_anybodys(directory: Path, uid: int, trusted: tuple[int, ...]) -> str:
-    """Why another user may have created a directory; empty when only these users can have.
-
-    Raises:
-        OSError: it cannot be inspected.
-    """
+    """Why another user may have created a directory; empty when only these users can have."""
     behind = directory.resolve()
     if behind.stat().st_uid != uid:
         return f"{behind} does not belong to that user"
@@ -118,11 +114,7 @@ def _may_be_anybodys(directory: Path, uid: int, trusted: tuple[int, ...]) -> str
 
 
 def _open_to_all(at: SocketPath) -> None:
-    """Make the socket connectable; a file that another process has put there is left unchanged.
-
-    Raises:
-        OSError: it is gone, or is not the socket of this process.
-    """
+    """Make the socket connectable; a file that another process has put there is left unchanged."""
     descriptor = os.open(at.path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
@@ -134,12 +126,7 @@ def _open_to_all(at: SocketPath) -> None:
 
 
 def _make_room(at: SocketPath) -> None:
-    """Remove the socket of a dead coordinator.
-
-    Raises:
-        OSError: it cannot be removed.
-        ConfigError: another process listens there, or the file is not a socket.
-    """
+    """Remove the socket of a dead coordinator."""
     path = Path(at.path)
     try:
         kind = path.lstat().st_mode

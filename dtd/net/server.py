@@ -40,7 +40,6 @@ class Connection(Protocol):
     Attributes:
         identity: set as far as the kernel reports one, before the connection is made.
         on_lost: to be called when the connection is gone.
-        closing: it is closed, or being closed.
     """
 
     identity: Identity | None
@@ -78,7 +77,6 @@ class Server(Generic[ConnectionT]):
     """One listening address.
 
     Args:
-        new_link: creates the protocol object of an accepted connection.
         connection_limiter: bounds unauthenticated callers; None: callers need not authenticate.
         connections: bounds all callers, on all listeners of this process that use it.
         refused: called for connections that ended before their first message.
@@ -207,11 +205,7 @@ class Server(Generic[ConnectionT]):
             listener.close()
 
     def _admit(self, accepted: socket.socket) -> None:
-        """Create a link for a new connection, or close it.
-
-        Raises:
-            OSError: it is already closed.
-        """
+        """Create a link for a new connection, or close it."""
         key = next(self._keys)
         try:
             host, who = self._look_at(accepted)
@@ -234,11 +228,7 @@ class Server(Generic[ConnectionT]):
         caller.opening = asyncio.create_task(self._open(caller))
 
     def _look_at(self, accepted: socket.socket) -> tuple[str, Identity | None]:
-        """The caller's address, and its identity as far as the kernel reports one.
-
-        Raises:
-            OSError: the caller is gone.
-        """
+        """The caller's address, and its identity as far as the kernel reports one."""
         if self._users is not None:
             who = self._users.identity(peer_uid(accepted), peer_groups(accepted))
             return who.name, who

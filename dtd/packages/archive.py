@@ -66,10 +66,6 @@ class Archive:
 def pack(sources: Sequence[Source], requirements: bytes = b"") -> Archive:
     """Pack a task's package or module and what belongs to it.
 
-    Args:
-        sources: none for a task that workers have.
-        requirements: content of the file of that name; empty: there is none.
-
     Raises:
         TaskError: it is too large, or holds something that cannot be packed.
     """

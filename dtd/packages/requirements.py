@@ -71,10 +71,6 @@ def read(path: Path) -> list[Wanted]:
 def parse(text: str, source: Path) -> list[Wanted]:
     """The requirements in a text, sorted by name.
 
-    Args:
-        text: one a line, as in a requirements file.
-        source: named in errors.
-
     Raises:
         TaskError: a line is none, or there are too many.
     """

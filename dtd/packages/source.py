@@ -38,7 +38,6 @@ class Source:
     """A top-level package or module on this machine.
 
     Attributes:
-        name: as it is imported.
         path: the package's directory, or the module's file; None: it has no files of its own.
         installed: it lies where installers put things, so others have it from an installer too.
     """
@@ -118,10 +117,6 @@ def _is_installed(path: Path) -> bool:
 
 def with_imports(task: Source, module: str) -> list[Source]:
     """Return the task's own package or module, then those in its folder that it needs, by name.
-
-    Args:
-        task: one that is installed has no folder of its own.
-        module: dotted name of the module that contains the task.
 
     Raises:
         TaskError: a file of it cannot be read.

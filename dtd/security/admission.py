@@ -70,9 +70,6 @@ def _asked_for_again(authority: Authority, token_id: str, key: str, request: Enr
 
     A repeated request gets one certificate more of that credential, so that what was taken
     back stays so.
-
-    Raises:
-        RequestRefused: it counts no more, or has enough certificates.
     """
     first = authority.credentials.made_for(token_id, request.name, key)
     if first is None:

@@ -78,10 +78,6 @@ class Enrolment:
 class Authority:
     """A cluster's authority that is on disk.
 
-    Args:
-        directory: the `pki` directory; `Authority.create` makes one.
-        life_days: how long the certificates that it issues live.
-
     Raises:
         ConfigError: something in it is missing, damaged, or readable by others.
     """
@@ -158,13 +154,7 @@ class Authority:
     ) -> None:
         """Write a credential for a member on this host, with a key that is made here.
 
-        Args:
-            path: where to store the credential.
-            role: the holder's role.
-            name: the holder's name.
-            coordinators: where the coordinator is.
-            workers: the names that it registers; None: the usual ones of a host.
-            renews: it renews the one that is there.
+        With `renews` it keeps the id of the one that is there.
 
         Raises:
             ConfigError: the file cannot be written.
@@ -200,14 +190,7 @@ class Authority:
         token: str,
         credential: str = "",
     ) -> bytes:
-        """A certificate that is in the book.
-
-        Args:
-            key: its holder's.
-            request: the holder's name, role and key.
-            token: the token with which the holder joined, if any.
-            credential: the one that it renews.
-        """
+        """A certificate that is in the book."""
         certificate = self.signed(key, request, credential)
         serial = identity.serial_text(certificate.serial_number)
         self.credentials.add(
@@ -259,13 +242,7 @@ class Authority:
     ) -> tuple[Token, float]:
         """A new token and when it expires (Unix seconds, 0: never).
 
-        Args:
-            role: the role that it grants.
-            life_s: how long it is good for; 0: until it is used up.
-            coordinators: where the coordinator is.
-            uses: how often it is good.
-            names: those that can join with it, each once; empty: any.
-            replaces: a living credential of the name gives way.
+        With `names` each of these can join once; with `replaces` a living credential gives way.
 
         Raises:
             RequestRefused: the role or a name is not acceptable, or too many tokens are valid.
@@ -367,9 +344,6 @@ class Authority:
 
         Both state where the coordinator is, so they follow when that changes.
 
-        Returns:
-            whether the first token is new.
-
         Raises:
             ConfigError: a file cannot be written.
         """
@@ -414,10 +388,6 @@ class Authority:
 def open_authority(directory: Path, *, life_days: float = LIFE_DAYS) -> Authority:
     """The authority of this directory, made if there is none at all.
 
-    Args:
-        directory: the `pki` directory.
-        life_days: how long the certificates that it issues live.
-
     Raises:
         ConfigError: it is damaged, or cannot be made.
     """
@@ -444,11 +414,7 @@ def open_data_key(directory: Path) -> bytes:
 
 
 def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The authority's private key.
-
-    Raises:
-        ConfigError: it is missing, damaged, or readable by others.
-    """
+    """The authority's private key."""
     content = read_private(path)
     try:
         key = load_pem_private_key(content, None)
@@ -460,11 +426,7 @@ def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _load_certificate(path: Path) -> x509.Certificate:
-    """The authority's or the server's certificate.
-
-    Raises:
-        ConfigError: it is missing, damaged, or readable by others.
-    """
+    """The authority's or the server's certificate."""
     content = read_private(path)
     try:
         return x509.load_pem_x509_certificate(content)
@@ -473,11 +435,7 @@ def _load_certificate(path: Path) -> x509.Certificate:
 
 
 def _cluster_of(certificate: x509.Certificate, directory: Path) -> str:
-    """The cluster of an authority's certificate.
-
-    Raises:
-        ConfigError: it is no dtd cluster's.
-    """
+    """The cluster of an authority's certificate."""
     names = [str(one.value) for one in certificate.subject]
     cluster = names[0].removeprefix("dtd cluster ") if len(names) == 1 else ""
     if not cluster or len(cluster) != 32:

@@ -34,9 +34,6 @@ def steady_s() -> float:
 class Clock:
     """Unix time that does not jump; may be asked from any thread.
 
-    Args:
-        path: of the file that keeps what is certain; need not exist.
-
     Raises:
         ConfigError: the file is damaged.
     """

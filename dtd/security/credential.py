@@ -52,16 +52,10 @@ class Credential:
     """A credential on disk that has been read and found whole.
 
     Attributes:
-        path: the file.
         role: worker, operator or viewer.
-        name: the holder's.
         coordinators: where the cluster's coordinator is, most wanted first.
-        expires: end of its life.
-        authority_pem: the authority's certificate.
         workers: the names that a worker's is good for.
         id: the id that it shares with those that renew it.
-        serial: its certificate's own.
-        issued: beginning of its life.
         key_path: the file with the private key and the certificate: `path`, or one in which a
             renewed certificate is kept (`dtd.security.credential`).
     """
@@ -292,10 +286,6 @@ def with_renewed(
 ) -> tuple[Credential, tuple[ConfigError, ...]]:
     """The credential with the newest certificate that renews it.
 
-    Args:
-        credential: as in its file.
-        places: files that may hold a renewed certificate.
-
     Returns:
         the credential, and for each newer file that does not renew it the reason.
     """
@@ -315,11 +305,6 @@ def with_renewed(
 
 def check_renews(credential: Credential, certificate_pem: str, source: str) -> bool:
     """Whether a certificate renews a credential: of the same authority, for the same holder.
-
-    Args:
-        credential: the credential.
-        certificate_pem: the certificate.
-        source: its source, as the message names it.
 
     Returns:
         whether it was issued later than the credential's; an older one may be of a credential that
@@ -348,11 +333,7 @@ def check_renews(credential: Credential, certificate_pem: str, source: str) -> b
 
 
 def _renewed(credential: Credential, place: Path) -> Credential:
-    """The credential with the certificate in a file, if that was issued later.
-
-    Raises:
-        ConfigError: the file does not renew it.
-    """
+    """The credential with the certificate in a file, if that was issued later."""
     from dtd.security import certificates
 
     try:

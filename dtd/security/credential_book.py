@@ -44,16 +44,10 @@ class IssuedRecord:
     """One certificate; times are Unix seconds.
 
     Attributes:
-        serial: the certificate's.
-        role: its holder's.
-        name: its holder's.
-        issued_s: when it was made.
-        expires_s: when it ends.
         token: id of the token that it was made for, empty without one.
         workers: the names that it may register.
         credential: the credential that it belongs to.
         key: SHA-256 of its public key.
-        fingerprint: SHA-256 of the certificate.
     """
 
     serial: str
@@ -87,9 +81,6 @@ class RevokedRecord:
 
 class CredentialBook:
     """All credentials of a cluster.
-
-    Args:
-        directory: where the two files are, or will be.
 
     Raises:
         ConfigError: a file is damaged.

@@ -53,7 +53,6 @@ class Identity:
     """The identity of a peer.
 
     Attributes:
-        role: the peer's role; one of this file's roles.
         name: the peer's name within the role, or a description of an unknown peer.
         serial: of the certificate, lower-case hexadecimal; empty without one.
         where: how it is known: "certificate" or "socket".
@@ -124,10 +123,6 @@ def credential_uri(cluster: str, credential: str) -> str:
 
 def of_certificate(certificate: Mapping[str, Any] | None, der: bytes | None) -> Identity:
     """The holder of a certificate that TLS has verified.
-
-    Args:
-        certificate: as `ssl.SSLSocket.getpeercert()` gives it; empty or None without one.
-        der: its bytes, as `getpeercert(binary_form=True)` gives them.
 
     Raises:
         ProtocolError: REFUSED, it names nobody or several.
@@ -252,9 +247,6 @@ MAX_GROUPS: Final = 256
 def peer_uid(connection: Any) -> int:
     """The user of the process that called, or, on the calling side, of the one that listens.
 
-    Args:
-        connection: has the `getsockopt` of a socket.
-
     Raises:
         OSError: the connection is gone.
     """
@@ -292,9 +284,6 @@ class LocalUsers:
     """The users and groups that were named, by role.
 
     Attributes:
-        own_uid: the coordinator's own user.
-        uids: users by role.
-        gids: groups by role.
         unknown: the names that this host does not know.
     """
 

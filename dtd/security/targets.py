@@ -45,10 +45,6 @@ class Target:
 def targets(addresses: Sequence[Endpoint], credential: Credential | None) -> tuple[Target, ...]:
     """The coordinator's addresses, in the order in which they are tried; none: one of this host.
 
-    Args:
-        addresses: as configured; empty: the credential's.
-        credential: this side's.
-
     Raises:
         ConfigError: a TCP address, and no credential.
     """
@@ -90,13 +86,7 @@ STAND_IN: Final = b"# none"
 def credential_places(
     leaf: str, environ: Mapping[str, str], *, system: tuple[Path, ...]
 ) -> tuple[Path, ...]:
-    """Return the places to look for a credential when none is named, first to last.
-
-    Args:
-        leaf: the file's name, "worker.credential" or "ctl.credential".
-        environ: the environment.
-        system: whole paths of this machine's own.
-    """
+    """Return the places to look for a credential when none is named, first to last."""
     places = []
     if environ.get("CREDENTIALS_DIRECTORY"):
         places.append(Path(environ["CREDENTIALS_DIRECTORY"]) / leaf)

@@ -153,12 +153,7 @@ class TokenRecord:
     """The stored record of a token; times are Unix seconds.
 
     Attributes:
-        id: stands in the token.
-        role: the role that it grants.
-        secret_sha256: hash of its secret.
-        created_s: when it was made.
         expires_s: when it ends; 0: never.
-        uses: how often it is good.
         names: those that can join with it, each once; empty: any.
         replaces: a living credential of the name gives way.
         used: those that have joined with it, by name and key ("NAME SHA256").
@@ -177,9 +172,6 @@ class TokenRecord:
 
 class TokenBook:
     """All tokens that are not revoked.
-
-    Args:
-        path: of the file; need not exist.
 
     Raises:
         ConfigError: the file is damaged.
@@ -204,14 +196,6 @@ class TokenBook:
         replaces: bool = False,
     ) -> TokenRecord:
         """Remember a new token; the oldest that is over makes room.
-
-        Args:
-            token: the token; its secret is hashed.
-            life_s: how long it is good for; 0: until it is used or revoked.
-            now_s: Unix seconds.
-            uses: how often it is good.
-            names: those that can join with it; empty: any.
-            replaces: a living credential of the name gives way.
 
         Raises:
             RequestRefused: too many tokens are valid, or it would be good too often.
@@ -254,14 +238,6 @@ class TokenBook:
         self, token_id: str, secret: str, role: str, name: str, key: str, *, now_s: float
     ) -> TokenRecord:
         """Check that a token is good for joining.
-
-        Args:
-            token_id: as claimed.
-            secret: as claimed.
-            role: the wanted role.
-            name: the wanted name.
-            key: SHA-256 of the joiner's public key.
-            now_s: Unix seconds.
 
         Raises:
             RequestRefused: it is unknown, revoked, expired, used, or for others.
@@ -306,13 +282,6 @@ class TokenBook:
 
     def redeem(self, token_id: str, secret: str, role: str, key: str, *, now_s: float) -> str:
         """Use a token once for something else than joining; return the name of its use.
-
-        Args:
-            token_id: as claimed.
-            secret: as claimed.
-            role: of the token, as claimed.
-            key: tells this use from others.
-            now_s: Unix seconds.
 
         Raises:
             RequestRefused: as `check`.

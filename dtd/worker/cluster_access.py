@@ -212,10 +212,7 @@ class CredentialRenewal:
     """Renews one credential, again and again.
 
     Args:
-        credential: the worker's credential.
         state_dir: where the new one goes if the old one's file must not be written.
-        send: sends a message to the coordinator.
-        renewed: told of each new one.
     """
 
     def __init__(
@@ -276,11 +273,7 @@ def _request() -> tuple[ec.EllipticCurvePrivateKey, str]:
 def _write(
     credential: Credential, key: ec.EllipticCurvePrivateKey, answer: m.Renewed, state_dir: Path
 ) -> Credential:
-    """Blocking.
-
-    Raises:
-        ConfigError: the new credential is no good, or cannot be written.
-    """
+    """Blocking."""
     from dtd.net.clients.join_client import write_renewed
 
     path = place_of_renewed(credential.path, state_dir)

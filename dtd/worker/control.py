@@ -60,10 +60,7 @@ class ControlConnection:
 
     Args:
         targets: tells where it listens; they are called in turn until one answers.
-        name: this worker.
         opened: called when it has answered HELLO.
-        received: called with each of its messages and the payload.
-        troubled: called when it cannot be worked with.
 
     Attributes:
         diagnostic: why the coordinator cannot be worked with; None when it can.

@@ -80,11 +80,8 @@ class Worker:
     """One worker on the running event loop.
 
     Args:
-        config: the worker's settings.
-        coordinators: tells where and how the coordinator is called.
         credential: the worker's identity for other workers, for jobs that are encrypted.
         last_end: how the process before this one ended, if not in good order.
-        instance: of its state directory.
         script: the script of a process that was started by hand; None in a daemon.
 
     Attributes:
@@ -458,11 +455,7 @@ class Worker:
         return directories
 
     def _connect_to_workers(self, encrypted: bool) -> Connect:
-        """Return the function that connects to other workers for copies of models; in their thread.
-
-        Raises:
-            CheckpointError: they have to be encrypted, and this worker has no credential.
-        """
+        """Return what connects to other workers for copies of models; called in their thread."""
         if not encrypted:
             return connect_tcp
         if self._calls_tls is None:

@@ -68,11 +68,7 @@ class Notice:
             await asyncio.sleep(self._poll_s)
 
     async def over(self, told: Callable[[str], object]) -> None:
-        """Return at once if the command does not ask to leave, else once it has ceased to.
-
-        Args:
-            told: called with each reason.
-        """
+        """Return at once if the command does not ask to leave, else once it has ceased to."""
         reason, seen_s = await self.ask(), time.monotonic()
         if not reason:
             return
@@ -102,12 +98,7 @@ class Notice:
         return (said or f"{self._command} asks for it") if code == 0 else ""
 
     async def _run(self) -> tuple[int, str]:
-        """Its exit code and the first line of its output.
-
-        Raises:
-            OSError: it cannot be run.
-            TimeoutError: it has not ended within `RUN_S`.
-        """
+        """Its exit code and the first line of its output."""
         with _pipe() as (output, its_end):
             process = await asyncio.create_subprocess_exec(
                 self._command,

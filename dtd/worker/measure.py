@@ -426,11 +426,7 @@ def probe(message: m.Probe, *, by: str, timeout_s: float) -> m.Probed:
 
 
 def _fetch_zeros(link: BlockingLink, silence_s: float) -> None:
-    """Wait for the payload as long as more of it comes.
-
-    Raises:
-        TimeoutError: nothing comes any more, or too slowly.
-    """
+    """Wait for the payload as long as more of it comes."""
     open_resource(link, PROBE_SCOPE, timeout_s=MOST_S, silence_s=silence_s)
     link.send(m.FetchRange(blob=0, offset=0, length=PROBE_BYTES))
     link.receive(timeout_s=MOST_S, silence_s=silence_s)

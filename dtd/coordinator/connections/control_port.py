@@ -48,11 +48,6 @@ MOST_FILES: Final = 65536
 class ControlPort:
     """The listening side of the control plane.
 
-    Args:
-        config: where to listen, and under which addresses others reach it.
-        new_link: makes the protocol object of a connection.
-        turned_away: told of each rejected connection.
-
     Attributes:
         connections: bounds the connections of all listeners.
         authority: the cluster's; None while there is the socket alone.
@@ -88,9 +83,6 @@ class ControlPort:
     async def listen(self) -> Address | None:
         """Bind and answer; the first start that listens over TCP makes the cluster's authority.
 
-        Returns:
-            the bound address; None when there is the socket alone.
-
         Raises:
             ConfigError: the address cannot be bound, or the authority is damaged.
         """
@@ -108,11 +100,7 @@ class ControlPort:
         return bound
 
     async def _serve_users(self) -> None:
-        """Bind the socket of this host and answer there.
-
-        Raises:
-            ConfigError: it cannot be bound, or another process listens there.
-        """
+        """Bind the socket of this host and answer there."""
         config = self._config
         self._socket.bind_path(SocketPath(str(config.socket)))
         named = {

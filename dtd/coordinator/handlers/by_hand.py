@@ -49,11 +49,7 @@ class JobsByHand:
         self._core.answers.begin(link, message, answer)
 
     async def _join(self, link: Link, message: m.JoinJob) -> str:
-        """Return the job's id.
-
-        Raises:
-            DtdError: the job is not valid, or processes with another script or settings train it.
-        """
+        """Return the job's id."""
         read = functools.partial(job.from_mapping, message.spec, source="dtd.join()")
         spec = await asyncio.get_running_loop().run_in_executor(None, read)
         settings = job.to_mapping(spec)
@@ -96,11 +92,7 @@ class JobsByHand:
 
 
 def _check_same(active: Job, settings: dict[str, Any]) -> None:
-    """Refuse a process of another script, or with other settings, than those that train the job.
-
-    Raises:
-        RequestRefused: it names what differs.
-    """
+    """Refuse a process of another script, or with other settings, than those that train the job."""
     script, theirs = settings["job"]["task"], active.terms.task
     differs = [str(one) for one in differences(active.spec, settings)]
     if script != theirs:

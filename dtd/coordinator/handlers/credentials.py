@@ -235,11 +235,7 @@ def _told(admitted: Admitted) -> dict[str, Any]:
 
 
 def _admit(authority: Authority, request: m.Enrol) -> Admitted:
-    """Blocking.
-
-    Raises:
-        RequestRefused: the token, the names or the request is not good.
-    """
+    """Blocking."""
     if not request.token_id.isascii() or not request.token_secret.isascii():
         raise RequestRefused("the token is not known here, or was revoked")
     workers = split_names(request.workers)

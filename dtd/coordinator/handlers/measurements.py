@@ -102,11 +102,6 @@ class MeasurementBroker:
     async def order(self, name: str, measure: m.Measure, wait_s: float) -> dict[str, Any]:
         """Have a worker do what an order says, whose number is set here; returns its figures.
 
-        Args:
-            name: the worker's.
-            measure: the order.
-            wait_s: how long it may take.
-
         Raises:
             RequestRefused: it does not.
         """

@@ -29,10 +29,7 @@ class PackageTransfer:
     """Answers PUT_PACKAGE and GET_PACKAGE for one kind of files.
 
     Args:
-        archives: where they are kept.
-        thread: where they are read and written.
         needed: tells which must not be forgotten.
-        answers: answers workers.
     """
 
     def __init__(

@@ -180,12 +180,7 @@ class Caller(Protocol):
 
 
 class AuditLog:
-    """Enters calls in the audit log and in the journal.
-
-    Args:
-        file: the entries.
-        thread: the thread that the store's methods run in.
-    """
+    """Enters calls in the audit log and in the journal."""
 
     def __init__(self, file: AuditFile, thread: StoreThread) -> None:
         self._file = file
@@ -208,13 +203,6 @@ class AuditLog:
         told: Callable[[T], Mapping[str, Any]] = lambda _answer: {},
     ) -> T:
         """Perform a request, and enter it if it changes something.
-
-        Args:
-            caller: its sender.
-            message: its request.
-            work: does it.
-            payload_bytes: size of the message's payload.
-            told: the answer, as a map.
 
         Raises:
             RequestRefused: it must be entered, and cannot be.

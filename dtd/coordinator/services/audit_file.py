@@ -41,16 +41,10 @@ class Entry:
     """One call: the caller, the request and its outcome.
 
     Attributes:
-        time_s: Unix time.
-        role: role of the caller.
         who: name of the caller in that role, or its user id.
         serial: serial number of the caller's certificate; empty without one.
-        address: address of the caller.
         what: name of the request, as in protocol.md.
-        about: arguments of the request.
         outcome: one of the outcomes above.
-        reason: why the request was refused or failed.
-        result: result of the request.
         skipped: earlier refusals of the same caller that were not recorded.
     """
 
@@ -79,9 +73,6 @@ class AuditFile:
 
     def add(self, entry: Entry, *, synced: bool) -> int:
         """Append an entry; with `synced` it survives the loss of power.
-
-        Returns:
-            its number.
 
         Raises:
             OSError: it cannot be written, and nothing of it was.

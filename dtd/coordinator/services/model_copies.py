@@ -32,12 +32,10 @@ class _Version:
     """One version.
 
     Attributes:
-        copies: how many were asked for.
         origin: workers that have the checkpoint, and which part of it.
         holders: workers that keep a copy, connected or not.
         wanted: copies are being made until there are enough.
         making: workers that have the order to make one.
-        failed: why workers could not.
     """
 
     copies: int

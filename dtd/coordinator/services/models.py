@@ -117,10 +117,6 @@ class ModelRegistry:
     async def register(self, request: m.RegisterModel, by: str) -> dict[str, Any]:
         """Answer REGISTER_MODEL.
 
-        Args:
-            request: the request.
-            by: its sender, ROLE/NAME.
-
         Raises:
             RequestRefused: it cannot be done, with the reason.
         """

@@ -30,12 +30,7 @@ _REMEDY: Final = "install it beside dtd: `pip install aiohttp plotly`; or remove
 
 
 class WebPage:
-    """Serves the page, if it is to be served, and answers it.
-
-    Args:
-        core: the coordinator.
-        carry_out: performs a permitted request, and enters it.
-    """
+    """Serves the page, if it is to be served, and answers it."""
 
     def __init__(
         self, core: Core, carry_out: Callable[[Caller, m.Message], Awaitable[dict[str, Any]]]
@@ -118,11 +113,7 @@ class WebPage:
         }
 
     async def _ask(self, caller: WebCaller, message: m.Message) -> dict[str, Any]:
-        """Answer a request, with the checks and records of one of dtdctl's.
-
-        Raises:
-            DtdError: the caller may not ask this, or it cannot be done.
-        """
+        """Answer a request, with the checks and records of one of dtdctl's."""
         self._core.check_request(caller, message)
         try:
             return await self._carry_out(caller, message)

@@ -46,9 +46,6 @@ _NAMES: Final = re.compile(
 def back_up(state_dir: Path, target: Path) -> int:
     """Write a backup; an older one is replaced once this one is whole.
 
-    Returns:
-        Its size in bytes.
-
     Raises:
         ConfigError: there is no store, or the file cannot be written.
     """

@@ -107,9 +107,6 @@ INSERT INTO commits VALUES (0);
 class Database:
     """The open file and the lock on its directory.
 
-    Args:
-        state_dir: created if missing, readable by its owner only.
-
     Raises:
         ConfigError: the directory cannot be used, another coordinator uses it, or the file is
             another version's.

@@ -117,14 +117,6 @@ _ONE_JOB: Final = (
 class Store:
     """The open state directory; one process at a time.
 
-    Args:
-        state_dir: created if missing, readable by its owner only.
-
-    Attributes:
-        sweeps: sweeps and their trials.
-        annotations: tags and notes of jobs.
-        models: registered models.
-
     Raises:
         ConfigError: the directory cannot be used, or another coordinator uses it.
         StoreDamaged: it cannot be read whole.

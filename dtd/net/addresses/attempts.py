@@ -23,11 +23,7 @@ ANSWER_S: Final = 2.0
 
 
 class Attempts:
-    """The attempts to connect to one peer, one at each address, in the order of addresses.
-
-    Args:
-        count: number of addresses.
-    """
+    """The attempts to connect to one peer, one at each address, in the order of addresses."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -37,7 +37,6 @@ class Interface:
     """A network interface.
 
     Attributes:
-        hosts: its addresses, in the kernel's order.
         is_virtual: it has no hardware, nor does any interface below it.
         mbit_per_s: its rate; 0: unknown, as that of wireless ones.
     """

@@ -88,11 +88,7 @@ def _first_connection(found: Sequence[Any], deadline_s: float) -> socket.socket:
 
 
 def _begin(family: int, kind: int, number: int, _name: str, address: Any) -> socket.socket:
-    """Begin to connect.
-
-    Raises:
-        OSError: there is no way, or no such family.
-    """
+    """Begin to connect."""
     made = socket.socket(family, kind, number)
     made.settimeout(0)
     code = made.connect_ex(address)
@@ -106,13 +102,10 @@ class BlockingLink:
     """An open connection of the given role, after HELLO and WELCOME.
 
     Args:
-        address: the address to connect to, over TCP or on this host.
-        role: the role of the connection.
         name: the caller's name, for the other side's log.
         timeout_s: bound on connecting and on the handshake together, and on each send.
         entry: the credential of a data connection.
         place: provides payload memory; without it each payload gets its own.
-        connect: opens the TCP connection.
         coding: the coding of payloads that the caller can undo; 0: none.
         peer_name: the name that the other side must state in WELCOME; empty: any.
 

@@ -39,14 +39,7 @@ LOOK_UP_S: Final = 1.0
 def trouble_of(
     error: OSError | ProtocolError, at: Endpoint, *, within_s: float, is_there: bool = False
 ) -> Diagnostic:
-    """Why the coordinator cannot be worked with.
-
-    Args:
-        error: of calling it.
-        at: its address.
-        within_s: bound on its answer.
-        is_there: it has welcomed this side before.
-    """
+    """Why the coordinator cannot be worked with."""
     where = str(at)
     if isinstance(error, ProtocolError):
         remedy = error.remedy or "check the address"
@@ -74,7 +67,6 @@ class ControlClient:
     """A connection to the coordinator; use it as a context manager.
 
     Args:
-        address: where the coordinator listens.
         timeout_s: bound on connecting, and on each answer of `request`.
         context: TLS with this side's credential; None for a socket of this host, and for nothing
             else.

@@ -90,13 +90,6 @@ def unexpected(message: m.Message) -> ProtocolError:
 class FetchClient:
     """One open resource of a worker; use it as a context manager.
 
-    Args:
-        to: the addresses of the worker's data port, best first.
-        resource: "checkpoint/DIRECTORY/NAME".
-        ticket: the credential for the resource.
-        timeout_s: bound on connecting and on each answer.
-        connect: opens the connection.
-
     Attributes:
         manifest: the checkpoint's manifest, decoded.
 
@@ -155,11 +148,6 @@ class FetchClient:
 
     def fetch(self, name: str, target: Path, *, on_bytes: OnBytes | None = None) -> None:
         """Fetch one file, continuing where an earlier attempt stopped.
-
-        Args:
-            name: the file's name in the manifest.
-            target: the destination; replaced only by a file that verifies.
-            on_bytes: called after every range.
 
         Raises:
             CheckpointError: the checkpoint lacks the file, or the received file does not verify.

@@ -47,13 +47,9 @@ _KIND = TypeVar("_KIND")
 def join(
     token: Token, *, name: str, path: Path, workers: tuple[str, ...] | None = None
 ) -> Credential:
-    """Obtain a credential and write it.
+    """Obtain a credential and write it, in place of one that is there.
 
-    Args:
-        token: the token from the operator.
-        name: the wanted name.
-        path: the credential's file; an existing one is replaced.
-        workers: worker names for which it is to be valid; None: a host's default names.
+    Without `workers` it is for a host's usual names.
 
     Raises:
         UsageError: the name is not valid.
@@ -234,13 +230,6 @@ def write_renewed(
     """Write a renewed certificate.
 
     In place of the credential's file the coordinator's present addresses are written with it.
-
-    Args:
-        credential: the credential to renew.
-        key: the key of the new certificate.
-        answer: the coordinator's answer.
-        path: the file, which is replaced.
-        now: the time.
 
     Raises:
         ConfigError: the certificate does not match the key, the time or the credential, or cannot

@@ -22,12 +22,7 @@ LOOK_S: Final = 5.0
 def tls_connect(
     context: ssl.SSLContext, peer_role: str, *, under: Connect = connect_tcp
 ) -> Connect:
-    """Returns a function that opens TLS connections for a `BlockingLink`.
-
-    Args:
-        context: the context of a credential; or one that verifies nothing, with an empty role.
-        peer_role: the role that the peer's certificate must have; empty: any.
-        under: opens the TCP connection.
+    """Returns a function that opens TLS connections for a `BlockingLink`; an empty role is any.
 
     Raises, when it is called:
         OSError: the TCP or the TLS connection cannot be opened.
@@ -58,11 +53,6 @@ def times_of(error: BaseException | None, address: Endpoint, credential: Credent
 
     Of a certificate that is not valid by this host's clock OpenSSL does not say when it is, so the
     other side is asked for it once more.  Blocking.
-
-    Args:
-        error: the end of the connection, if known.
-        address: the other side's.
-        credential: this side's, which the other one may have rejected.
     """
     now = dt.datetime.now(dt.UTC)
     if error is not None and is_of_time(error) and isinstance(address, Address):

@@ -57,10 +57,6 @@ Accept = Callable[[Link, m.Hello], None]
 class DataServer:
     """The data port.
 
-    Args:
-        name: this worker's name, stated in WELCOME.
-        open_on_disk: see `FetchHandler`.
-
     Attributes:
         worker_secret: the secret for verifying tickets; empty until the coordinator has sent it.
     """
@@ -85,12 +81,7 @@ class DataServer:
         self._encrypted = False
 
     async def listen(self, address: Address, *, context: ssl.SSLContext | None = None) -> Address:
-        """Bind; returns the bound address.
-
-        Args:
-            address: where to listen.
-            context: TLS for callers that use it; others are served as well.
-        """
+        """Bind; returns the bound address.  Callers without TLS are served as well."""
         bound = await self._server.bind(address)
         self._server.serve(context=context, plain_too=True)
         return bound
@@ -107,13 +98,7 @@ class DataServer:
     # --- for the current generation -----------------------------------------------------------
 
     def expect_ring(self, assign: m.Assign, by: Accept, *, encrypted: bool = False) -> None:
-        """Hand the ring link of the previous rank to `by`; older generations are fenced.
-
-        Args:
-            assign: the generation.
-            by: takes its links.
-            encrypted: the job requires TLS on all of them.
-        """
+        """Hand a generation's links to `by`; older generations are fenced."""
         self._assign, self._accept, self._encrypted = assign, by, encrypted
         early, self._early = self._early, deque()
         for link in early:

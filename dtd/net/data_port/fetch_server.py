@@ -219,11 +219,7 @@ def _send_range(
 
 
 def _blob_of(opened: _Opened | None, request: m.FetchRange) -> Blob:
-    """The blob that contains the range.
-
-    Raises:
-        ProtocolError: there is none.
-    """
+    """The blob that contains the range."""
     if opened is None or request.blob >= len(opened.resource.blobs):
         raise ProtocolError(ErrorCode.BAD_FIELD, "FETCH_RANGE.blob: no such blob is open")
     blob = opened.resource.blobs[request.blob]

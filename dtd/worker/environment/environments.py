@@ -53,7 +53,6 @@ class Environments:
     """The environments of one worker.
 
     Args:
-        directory: where they are.
         limit_bytes: most bytes of all of them; 0: the worker makes none.
 
     Attributes:

@@ -24,7 +24,6 @@ class GuardedProcess:
     """A program in a process group of its own, which ends with the thread that started it.
 
     Args:
-        command: the program and its arguments.
         environment: all of its variables.
         output: gets what it prints; None: this process's own output does.
 

@@ -98,7 +98,6 @@ class TaskPackages:
 
     Args:
         directory: where they are unpacked; files of weights go beside it.
-        requests: asks the coordinator for pieces.
     """
 
     def __init__(self, directory: Path, requests: Requests) -> None:

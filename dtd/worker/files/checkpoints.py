@@ -227,15 +227,7 @@ def collect(
 
 
 class _Gathering:
-    """Parts of one checkpoint that have been fetched, and their holders that have not failed.
-
-    Args:
-        answer, own, connect, progress: see `collect`.
-        place: directory for fetched parts.
-
-    Raises:
-        CheckpointError: this worker's own part cannot be read.
-    """
+    """Parts of one checkpoint that have been fetched, and their holders that have not failed."""
 
     def __init__(
         self,
@@ -316,11 +308,7 @@ def _whole(parts: list[FoundPart], directory: Path, progress: Progress) -> Path:
 def _fetched(
     one: m.PartHolder, digest: str, place: Path, connect: Connect, progress: Progress
 ) -> FoundPart:
-    """Fetch a part with all its files.
-
-    Raises:
-        CheckpointError: the holder does not deliver the part that was reported.
-    """
+    """Fetch a part with all its files."""
     ticket = DataCredential(
         secret=one.ticket_key, scope=one.resource, expires_s=one.ticket_expires_s
     )

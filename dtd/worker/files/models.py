@@ -106,13 +106,6 @@ def pin_model(
 ) -> tuple[m.ModelFile, ...]:
     """Make a copy of a version, durable when this returns; one that is here is left as it is.
 
-    Args:
-        order: the version, and the holders of its files.
-        place: the directory of all versions.
-        worker: this worker's name.
-        checkpoints: directories of this worker's checkpoints.
-        connect: makes connections.
-
     Raises:
         CheckpointError: no source has delivered the registered files, or there is no room.
     """
@@ -262,11 +255,7 @@ def _described(path: Path) -> dict[str, Any]:
 
 
 def _recorded(path: Path) -> tuple[m.ModelFile, ...]:
-    """The files that the record of a copy lists.
-
-    Raises:
-        CheckpointError: it is damaged.
-    """
+    """The files that the record of a copy lists."""
     try:
         with (path / RECORD).open("rb") as file:
             record = file.read(_MAX_RECORD_BYTES)
@@ -301,9 +290,6 @@ class PinnedModels:
     """Carries out PIN_MODEL and UNPIN_MODEL.
 
     Args:
-        place: the directory of all copies.
-        worker: this worker's name.
-        checkpoints: tells the directories of this worker's checkpoints.
         connect: tells how to reach other workers, encrypted or not.
         send: sends to the coordinator, from any thread; lost while there is no connection.
     """

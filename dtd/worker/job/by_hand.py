@@ -57,11 +57,7 @@ _open: set[str] = set()
 
 
 class ByHand:
-    """The host of this process's run.
-
-    Args:
-        name: of the job.
-    """
+    """The host of this process's run."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -223,11 +219,7 @@ def _script() -> str:
 def _settings(
     job: str, device: torch.device
 ) -> tuple[WorkerConfig, Credential | None, StateDirectory]:
-    """The settings of the first worker that no other process is, with its locked directory.
-
-    Raises:
-        ConfigError: there is none, or a setting is wrong.
-    """
+    """The settings of the first worker that no other process is, with its locked directory."""
     flags = {"device": "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"}
     given = load_worker_config(flags, os.environ, default_file=_NO_FILE)
     credential, _ = load_credential(given, os.environ)

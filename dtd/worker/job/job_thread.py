@@ -65,13 +65,9 @@ class Facilities:
     """The parts of a worker that its job uses.
 
     Attributes:
-        config: the worker's settings.
         bridge: posts calls onto the event loop, from any thread.
         data: the data port, on the event loop.
         lifeline: holds connections that end with the process.
-        packages: has packages and weights on this worker's disk.
-        datasets: has the job's data on this worker's disk.
-        environments: has packages that jobs require on this worker's disk.
         requests: asks the coordinator, from the training thread.
         tell: sends to the coordinator, on the event loop; lost while there is no connection.
         feed: hands an event to the member core, on the event loop.
@@ -95,11 +91,6 @@ class JobThread(threading.Thread, ABC):
     """One job's thread.
 
     Args:
-        prepare: the job.
-        spec: its specification.
-        worker: the parts of the worker that it uses.
-        reporter: told of generations, steps, evaluations and checkpoints.
-        watch: watches the thread's progress.
         post: hands an event to the member core, after the job's earlier output.
         connect: returns the function that connects to other workers' data ports.
     """

@@ -53,7 +53,6 @@ class Tick(NamedTuple):
     """A rank's script, and the requests to its worker.
 
     Attributes:
-        ended: the script has ended.
         code: its exit code; the negative number of the signal that has ended it.
         age_s: time since its end.
         stop: the job is to end.
@@ -68,12 +67,7 @@ class Tick(NamedTuple):
 
 
 class LaunchThread(JobThread):
-    """The thread of a job whose script is started, not called.
-
-    Args:
-        output: the job's.
-        parts: those of `JobThread`.
-    """
+    """The thread of a job whose script is started, not called."""
 
     def __init__(
         self,
@@ -250,11 +244,7 @@ def _gather(ring: RingCollective, number: int, entry: bytes) -> list[bytes]:
 
 
 def _found(module: str, place: Path | None) -> Path:
-    """The script's file: shipped, or one that is installed here.
-
-    Raises:
-        TaskError: there is none.
-    """
+    """The script's file: shipped, or one that is installed here."""
     source = find_source(module, sys.path if place is None else [place])
     if source is None or source.path is None:
         raise TaskError(f"{module}.py is not here", remedy="submit it with `dtdctl run`")

@@ -107,11 +107,7 @@ class OutputPipe:
             self._recent.clear()
 
     def take(self, *, ended: bool = False) -> list[str]:
-        """The newest lines since the last call, after one that says how many are missing.
-
-        Args:
-            ended: the job is over, so that a line without an end is one.
-        """
+        """The newest lines since the last call, after one that says how many are missing."""
         with self._lock:
             if ended and self._rest:
                 self._lines.append(self._rest)
@@ -172,10 +168,6 @@ class JobLines:
     They are sent together, at once, so that a client that waits for a job's end finds all that
     was printed before it; this daemon's own log gets them a slice at a time, so that much output
     holds up neither heartbeats nor the ring.
-
-    Args:
-        send: sends a message and its payload to the coordinator.
-        clock: the time in seconds.
     """
 
     def __init__(

@@ -49,7 +49,6 @@ class CommittedStep:
     """The record of one job in one worker.
 
     Args:
-        path: the file; made if it is missing.
         job: unambiguous name of the job.
 
     Attributes:
@@ -99,11 +98,9 @@ class JobReporter(Reporter):
     """Reporter and requests of one job.
 
     Args:
-        job: the job's id.
         tell: hands a message to the event loop, for the coordinator.
         tell_steps: hands the progress and the steps since the last one to the event loop, where
             `progress_message` makes one message of them.
-        watch: told of progress of the training thread.
         on_gpu: the job trains on one, whose libraries try out kernels for each shape.
     """
 

@@ -51,18 +51,13 @@ class Training:
     """The job of this process, as the event loop sees it; starts the training thread at once.
 
     Args:
-        prepare: the job.
-        spec: its specification.
-        worker: the parts of the worker that it uses.
         silence_s: after which a donor that sends nothing is given up.
         output: the job's output; None if it is not read, as that of a script started by hand.
         context: this worker's TLS for calling others; None without a credential.
 
     Attributes:
-        job: its id.
         checkpoint_directory: as the job names it; empty: the worker's own.
         ring: the newest generation's; None before the first.
-        profiler: profiles steps when it is asked to.
 
     Raises:
         ConfigError: the job requires a credential or a sandbox that this worker lacks.
@@ -253,11 +248,7 @@ class Training:
 
 
 def _check_fit(config: WorkerConfig, spec: JobSpec, context: ssl.SSLContext | None) -> None:
-    """Check that this worker may run the job at all.
-
-    Raises:
-        ConfigError: it lacks the credential or the sandbox that the job requires.
-    """
+    """Check that this worker may run the job at all."""
     if spec.sync.encryption == "tls" and context is None:
         raise ConfigError(
             "the job is encrypted, and this worker has no credential for that",

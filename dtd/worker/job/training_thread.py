@@ -84,8 +84,6 @@ class TrainingThread(JobThread):
     Args:
         silence_s: after which a donor that sends nothing is given up.
         committed: (generation, step) of the last commit by an earlier process of this worker.
-        profiler: profiles steps when it is asked to.
-        parts: those of `JobThread`.
     """
 
     def __init__(

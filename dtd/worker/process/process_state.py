@@ -103,9 +103,6 @@ def free_forked_children() -> None:
 class ProcessState:
     """The state of this process now; belongs to its main thread, which calls execve.
 
-    Attributes:
-        environment: its variables.
-
     Raises:
         OSError: the working directory does not exist any more.
     """

@@ -47,7 +47,6 @@ class StateDirectory:
     Args:
         path: made if missing, readable by its owner only.
         environ: names the lock inherited from the process that this one replaces.
-        sleep: waits for so many seconds.
 
     Attributes:
         instance: id of this directory on this host; where the file system has no locks, of this

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,7 +20,7 @@ from dtd.net.local_socket import call
 from dtd.wire import messages as m
 from scripts.cluster import processes
 from scripts.cluster.local import LocalCluster
-from scripts.cluster.processes import Child
+from scripts.cluster.processes import Child, Process
 from tests.integration.fork_client import ForkServers, launch_unprepared
 
 PATIENCE_S = 100.0
@@ -223,7 +223,7 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(scope="session", autouse=True)
-def prepared() -> Iterator[None]:
+def prepared() -> Iterator[ForkServers]:
     """Daemons and dtdctl come from interpreters that have imported what they need."""
     servers = ForkServers()
     with pytest.MonkeyPatch.context() as patch:
@@ -231,16 +231,21 @@ def prepared() -> Iterator[None]:
         patch.setattr(subprocess, "run", servers.run)
         patch.setenv("DTD_HEARTBEAT_TIMEOUT_S", str(SILENT_S))
         try:
-            yield
+            yield servers
         finally:
             servers.close()
 
 
 @pytest.fixture(scope="module")
-def unprepared() -> Iterator[None]:
-    """Daemons are started as users start them, and begin afresh by execve."""
+def unprepared(prepared: ForkServers) -> Iterator[None]:
+    """Workers are started as users start them, and begin afresh by execve."""
+
+    def launch(command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]) -> Process:
+        is_worker = "dtd.worker" in command
+        return (launch_unprepared if is_worker else prepared.launch)(command, log, environment)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "launch", launch_unprepared)
+        patch.setattr(processes, "launch", launch)
         yield
 
 

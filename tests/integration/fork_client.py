@@ -43,8 +43,11 @@ _HEAVY: Final = (
     *("dtd.worker.main", "dtd.train.run", "torch.distributed.fsdp", fork_server.COMPILER),
     "dtd.worker.job.by_hand",
 )
+_SCRIPTS: Final = ("loop_script", "classify", "gpt", "notebook")
+"""What users run by hand; a test says in PYTHONPATH where it is."""
 
 _UNDERSTOOD: Final = {"capture_output", "text", "check", "stdin", "timeout", "env", "cwd"}
+_WRAPPERS: Final = {"/usr/bin/env --chdir": "directory", "/usr/bin/nsenter --net": "network"}
 _READ_AT_START: Final = (
     "PYTHON",
     "LC_",
@@ -95,12 +98,17 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """An interpreter with these modules, started when it is first needed."""
+    """An interpreter with these modules, started when it is first needed.
 
-    def __init__(self, modules: Sequence[str]) -> None:
+    Args:
+        modules: what it imports.
+        asker: where one is asked that runs already.
+    """
+
+    def __init__(self, modules: Sequence[str], asker: socket.socket | None = None) -> None:
         self._modules = modules
         self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
+        self._socket = asker
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(
@@ -111,13 +119,15 @@ class ForkServer:
         streams: Sequence[int],
         environment: Mapping[str, str],
         directory: str,
+        network: str = "",
     ) -> ForkedProcess:
-        """Run a module in a process of its own."""
+        """Run a module in a process of its own; in a network namespace if one is given."""
         request = {
             "module": module,
             "arguments": arguments,
             "environment": dict(environment),
             "directory": directory,
+            "network": network,
             "parent": os.getpid(),
         }
         with self._lock:
@@ -166,28 +176,46 @@ def _adopting() -> Iterator[None]:
 
 
 class ForkServers:
-    """Starts programs, ours from prepared interpreters."""
+    """Starts programs, ours from prepared interpreters; from this one alone if it is given."""
 
-    def __init__(self) -> None:
-        light, heavy = ForkServer(_LIGHT), ForkServer(_HEAVY)
+    def __init__(self, only: ForkServer | None = None) -> None:
+        light, heavy = only or ForkServer(_LIGHT), only or ForkServer(_HEAVY)
         self._servers = {
-            "dtd.coordinator.main": light,
-            "dtd.ctl.main": light,
-            "dtd.worker": heavy,
-            "loop_script": heavy,
+            **dict.fromkeys(("dtd.coordinator.main", "dtd.ctl.main"), light),
+            **dict.fromkeys(("dtd.worker", *fork_server.LAUNCHERS, *_SCRIPTS), heavy),
         }
         self._environment = dict(os.environ)
 
     def launch(
         self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]
     ) -> Process:
-        """In place of `scripts.cluster.processes.launch`, also for a command of `env --chdir`."""
-        program, directory = command, str(Path.cwd())
-        if command[0] == "/usr/bin/env" and command[1].startswith("--chdir="):
-            program, directory = command[2:], command[1].partition("=")[2]
+        """In place of `scripts.cluster.processes.launch`.
+
+        Also for a command of `env --chdir=` or of `nsenter --net=`.
+        """
+        wrapper, _, place = " ".join(command[:2]).partition("=")
+        program = command[2:] if wrapper in _WRAPPERS else command
         if not self._knows(program, environment):
             return launch_unprepared(command, log, environment)
-        return self._start(program, (log, log), environment, directory)
+        where = {_WRAPPERS[wrapper]: place} if wrapper in _WRAPPERS else {}
+        return self.start(program, (log, log), environment, **where)
+
+    def start(
+        self,
+        command: Sequence[str],
+        streams: Sequence[IO[bytes]],
+        environment: Mapping[str, str],
+        **where: str,
+    ) -> ForkedProcess:
+        """Start a program of ours with these streams for its output; where it is, if not here."""
+        with Path(os.devnull).open("rb") as nothing:
+            return self._servers[command[2]].start(
+                command[2],
+                command[3:],
+                streams=[stream.fileno() for stream in (nothing, *streams)],
+                environment=environment,
+                **{"directory": str(Path.cwd()), **where},
+            )
 
     def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
         """In place of `subprocess.run`, where the text that a program of ours prints is wanted."""
@@ -198,7 +226,7 @@ class ForkServers:
         directory = str(options.get("cwd") or Path.cwd())
         timeout_s = options.get("timeout")
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            process = self._start(command, (out, err), environment, directory)
+            process = self.start(command, (out, err), environment, directory=directory)
             try:
                 code = process.wait(timeout_s)
             except subprocess.TimeoutExpired:
@@ -219,22 +247,6 @@ class ForkServers:
     def _knows(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
         known = list(command[:2]) == [sys.executable, "-m"] and command[2] in self._servers
         return known and _at_start(environment) == _at_start(self._environment)
-
-    def _start(
-        self,
-        command: Sequence[str],
-        streams: Sequence[IO[bytes]],
-        environment: Mapping[str, str],
-        directory: str,
-    ) -> ForkedProcess:
-        with Path(os.devnull).open("rb") as nothing:
-            return self._servers[command[2]].start(
-                command[2],
-                command[3:],
-                streams=[stream.fileno() for stream in (nothing, *streams)],
-                environment=environment,
-                directory=directory,
-            )
 
 
 def _at_start(environment: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,9 @@ it runs a module from its first line, as `python -m MODULE` does.  Only importin
 A worker replaces itself after each job with execve, and would import everything again.  It has a
 twin that waits, as ready as it was itself, and becomes a program that waits for the twin and ends
 as that does: session and process group stay, the process id that the coordinator is told is the
-twin's.  `test_job_process.py` and whatever starts its daemons through a script see the real execve.
+twin's.  Tests with the fixture `unprepared` see the real execve.
+
+A launcher's daemons are its children, so it has a server of its own, forked with what is imported.
 
 A request is JSON, with the three standard streams as descriptors; the answer is the new process id.
 The process that asks becomes the parent: whatever is between dies first, and the asker is a
@@ -39,7 +41,9 @@ from types import ModuleType
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
+CLONE_NEWNET = 0x40000000
 WORKER = "dtd.worker"
+LAUNCHERS = ("scripts.launch_local", "scripts.chaos")
 BEGIN = b"b"
 STREAMS = 3
 COMPILER = "torch._dynamo"
@@ -95,6 +99,11 @@ def main() -> None:
         torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # otherwise the first collection of each process copies all of it
+    _serve(asker)
+
+
+def _serve(asker: socket.socket) -> None:
+    """Fork for each request; never returns."""
     while True:
         data, streams, _flags, _address = socket.recv_fds(asker, MAX_REQUEST_BYTES, STREAMS)
         if not data:
@@ -139,6 +148,9 @@ def _become(request: dict[str, Any], streams: Sequence[int], begun: int) -> None
         for target, stream in enumerate(streams):
             os.dup2(stream, target)
         os.closerange(STREAMS, max(*streams, begun) + 1)
+        _open_streams()
+        if request["network"]:
+            _enter(request["network"])
         os.chdir(request["directory"])
         os.environ.clear()
         os.environ.update(request["environment"])
@@ -148,6 +160,8 @@ def _become(request: dict[str, Any], streams: Sequence[int], begun: int) -> None
         if request["module"] == WORKER:
             os.environ["PYTHONHASHSEED"] = "0"  # as this interpreter has it, so it is not replaced
             _have_a_twin()
+        elif request["module"] in LAUNCHERS:
+            _have_a_server()
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as leaving:
@@ -160,6 +174,37 @@ def _become(request: dict[str, Any], streams: Sequence[int], begun: int) -> None
         traceback.print_exc()
     finally:
         _leave(code)
+
+
+def _open_streams() -> None:
+    """As an interpreter begins; those that it has keep in mind what they were opened for."""
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", 1 if os.isatty(1) else -1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+
+def _have_a_server() -> None:
+    """Daemons that this process starts are forked from what it has imported."""
+    from scripts.cluster import processes
+    from tests.integration.fork_client import ForkServer, ForkServers
+
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        os.setsid()
+        with open(os.devnull, "r+b") as nothing:  # noqa: PTH123
+            for stream in range(STREAMS):
+                os.dup2(nothing.fileno(), stream)
+        _serve(its)
+    its.close()
+    processes.launch = ForkServers(ForkServer((), asker=ours)).launch
+
+
+def _enter(network: str) -> None:
+    """Move into a network namespace."""
+    with open(network) as space:  # noqa: PTH123
+        if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
 
 
 def _die_with(parent: int) -> None:

@@ -8,19 +8,24 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any
 
-import psutil
 import pytest
 
 from dtd.ctl.settings import read_endpoint
+from dtd.net import local_socket
 from dtd.net.clients.control_client import ControlClient
 from dtd.wire import messages as m
 from scripts.cluster.cluster import REPOSITORY
+from scripts.cluster.processes import Process
+from scripts.cluster.processes import launch as launch_unprepared
 from tests.integration.conftest import Gates
 
 pytestmark = pytest.mark.integration
@@ -30,47 +35,66 @@ STEPS = 16
 GATED = ("--task", "gated_task:Gated", "--epochs", str(EPOCHS), "--batch_size", "128")
 TIMEOUT_S = 250
 LOOK_AGAIN_S = 0.05
+PEER = struct.Struct("3i")
+
+Start = Callable[[Sequence[str], Sequence[IO[Any]], Mapping[str, str]], Process]
+"""Starts a program with these standard streams for output, and with this environment."""
 
 
 class Launched:
-    """A running launcher, with its state directory and temporary directory under `directory`."""
+    """A running launcher, with its state directory and temporary directory under `directory`.
 
-    def __init__(self, directory: Path, *arguments: str, stdout: int = subprocess.PIPE) -> None:
-        self.state = directory / "state"
+    Attributes:
+        stderr: what it says, as it comes.
+    """
+
+    def __init__(
+        self, start: Start, directory: Path, *arguments: str, stdout: IO[Any] | None = None
+    ) -> None:
         self.temporary = directory / "tmp"
         self.temporary.mkdir(exist_ok=True)
         self.runs = directory / "home" / "dtd" / "runs"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "scripts.launch_local", *arguments],
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                "TMPDIR": str(self.temporary),
-                "XDG_STATE_HOME": str(directory / "home"),
-                "PYTHONPATH": os.pathsep.join((str(REPOSITORY), str(Path(__file__).parent))),
-            },
-        )
+        self._out = (directory / "out").open("w+")
+        read, write = os.pipe()
+        self.stderr = os.fdopen(read)
+        command = [sys.executable, "-m", "scripts.launch_local", *arguments]
+        environment = {
+            **os.environ,
+            "TMPDIR": str(self.temporary),
+            "XDG_STATE_HOME": str(directory / "home"),
+            "PYTHONPATH": os.pathsep.join((str(REPOSITORY), str(Path(__file__).parent))),
+        }
+        with os.fdopen(write, "wb") as err:
+            self.process = start(command, (stdout or self._out, err), environment)
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
 
     def end(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=TIMEOUT_S)
-        return self.process.returncode, out, err
+        """Its exit code, stdout and what is left of its stderr."""
+        err = self.stderr.read()
+        exit_code = self.process.wait(TIMEOUT_S)
+        self._out.seek(0)
+        return exit_code, self._out.read(), err
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.signal(signal.SIGKILL)
+            self.process.wait()
+        self.stderr.close()
+        self._out.close()
 
     def client(self) -> ControlClient:
         """A connection to the coordinator, whose address is in a line of its own."""
-        line = next(line for line in self.process.stderr if line.startswith("coordinator at "))
-        address = read_endpoint(line.split()[2].rstrip(","), source="launcher")
-        return ControlClient(address, timeout_s=TIMEOUT_S)
+        line = next(line for line in self.stderr if line.startswith("coordinator at "))
+        self.address = read_endpoint(line.split()[2].rstrip(","), source="launcher")
+        return ControlClient(self.address, timeout_s=TIMEOUT_S)
 
-    def child(self, module: str) -> int:
-        """The process id of one of its daemons."""
-        (found,) = (
-            child.pid
-            for child in psutil.Process(self.process.pid).children()
-            if child.status() != psutil.STATUS_ZOMBIE and module in child.cmdline()
-        )
-        return int(found)
+    def coordinator(self) -> int:
+        """The process id of its coordinator, once there was a client."""
+        with local_socket.call(self.address, TIMEOUT_S) as connection:
+            told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+        return int(PEER.unpack(told)[0])
 
     def await_step(self, client: ControlClient, step: int) -> dict:
         deadline_s = time.monotonic() + TIMEOUT_S
@@ -86,19 +110,17 @@ class Launched:
 
 
 @pytest.fixture
-def launch(tmp_path):
+def launch(tmp_path, prepared):
     """Starts launchers; whatever happens, they are gone afterwards."""
     started = []
 
-    def start(*arguments: str, stdout: int = subprocess.PIPE) -> Launched:
-        started.append(Launched(tmp_path, *arguments, stdout=stdout))
+    def start(*arguments: str, start: Start = prepared.start, **more: Any) -> Launched:
+        started.append(Launched(start, tmp_path, *arguments, **more))
         return started[-1]
 
     yield start
     for one in started:
-        with contextlib.suppress(ProcessLookupError):
-            one.process.kill()
-        one.process.communicate()
+        one.close()
 
 
 @pytest.fixture
@@ -141,7 +163,7 @@ def all_end(pidfds):
 def test_a_job_that_fails_exits_4_with_the_reason_in_one_sentence(launch):
     words = ("--num_workers", "1", "--set", "task.fails_at=2", "--json")
     exit_code, out, err = launch(*GATED, *words).end()
-    assert exit_code == 4
+    assert exit_code == 4, err
     assert json.loads(out)["state"] == "failed"
     reason = json.loads(err.splitlines()[-1])["error"]
     assert "row 17 is odd" in reason
@@ -177,8 +199,7 @@ def test_it_trains_on_when_daemons_are_killed_and_prints_one_object(launch, gate
         assert all_end([watched])
         stand.open(0)
         launched.await_step(client, holds[1] - 2)
-    coordinator = launched.child("dtd.coordinator.main")
-    os.kill(coordinator, signal.SIGKILL)
+    os.kill(launched.coordinator(), signal.SIGKILL)
     stand.open(1)
     exit_code, out, err = launched.end()
     assert exit_code == 0, err
@@ -199,11 +220,16 @@ def test_it_trains_on_when_daemons_are_killed_and_prints_one_object(launch, gate
 
 
 def test_nothing_outlives_it_when_it_is_killed(launch):
-    launched = launch(*GATED)
+    """It starts daemons as a user's does."""
+
+    def start(command, streams, environment):
+        return launch_unprepared(command, streams[1], environment)
+
+    launched = launch(*GATED, "--num_workers", "1", start=start)
     with launched.client() as client:
         status = client.request(m.GetStatus())
     watched = [os.pidfd_open(pid) for pid in pids_of(status)]
-    launched.process.kill()
+    launched.signal(signal.SIGKILL)
     launched.end()
     assert all_end(watched)
 
@@ -219,7 +245,7 @@ def test_what_was_interrupted_goes_on_in_its_directory(launch, gates):
     with launched.client() as client:
         status = launched.await_step(client, STEPS - 5)
     watched = [os.pidfd_open(pid) for pid in pids_of(status)]
-    launched.process.send_signal(signal.SIGINT)
+    launched.signal(signal.SIGINT)
     exit_code, out, err = launched.end()
     stand.open(0)
     assert all_end(watched)
@@ -239,10 +265,10 @@ def test_what_was_interrupted_goes_on_in_its_directory(launch, gates):
     assert Path(summary["weights"]).is_relative_to(directory)
 
     shows = launch("--show", str(directory))
-    link = next(line for line in shows.process.stderr if "web page" in line).rpartition(" ")[2]
+    link = next(line for line in shows.stderr if "web page" in line).rpartition(" ")[2]
     page = urllib.request.urlopen(link.partition("#")[0], timeout=TIMEOUT_S)
     assert page.status == 200
-    shows.process.send_signal(signal.SIGINT)
+    shows.signal(signal.SIGINT)
     exit_code, _out, _err = shows.end()
     assert exit_code == 0
 
@@ -250,9 +276,9 @@ def test_what_was_interrupted_goes_on_in_its_directory(launch, gates):
 def test_a_run_whose_page_was_opened_serves_it_until_it_is_interrupted(launch, gates):
     stand = gates(1)
     leader, terminal = os.openpty()
-    launched = launch(*GATED, "--num_workers", "1", *stops(stand), stdout=terminal)
-    os.close(terminal)
-    said = launched.process.stderr
+    with os.fdopen(terminal, "wb") as stdout:
+        launched = launch(*GATED, "--num_workers", "1", *stops(stand), stdout=stdout)
+    said = launched.stderr
     link = next(line for line in said if line.startswith("web page")).rpartition(" ")[2].strip()
     url, code = link.split("/#login=")
     body = json.dumps({"word": code}).encode()
@@ -262,6 +288,6 @@ def test_a_run_whose_page_was_opened_serves_it_until_it_is_interrupted(launch, g
     stand.open(0)
     assert any("the web page is served until Ctrl-C" in line for line in said)
     assert urllib.request.urlopen(f"{url}/", timeout=TIMEOUT_S).status == 200
-    launched.process.send_signal(signal.SIGINT)
+    launched.signal(signal.SIGINT)
     assert launched.end()[0] == 0
     os.close(leader)

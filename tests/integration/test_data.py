@@ -15,7 +15,7 @@ import pytest
 from dtd.wire import messages as m
 from tests.integration.conftest import PATIENCE_S, Daemons
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("unprepared")]
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = 9
@@ -45,7 +45,7 @@ def daemons(start_daemons: Callable[[int], Daemons]) -> Daemons:
             name, "--coordinator", str(made.cluster.address), "--data-cache-gib", "0.05"
         )
         path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "integration")))
-        made.cluster.add(name, [ENV, "-C", str(place), *command], {"PYTHONPATH": path})
+        made.cluster.add(name, [ENV, f"--chdir={place}", *command], {"PYTHONPATH": path})
         made.cluster.start(name)
     made.cluster.await_registered(["worker-0", "worker-1"])
     return made

@@ -16,7 +16,6 @@ pytestmark = [
         best_instructions("cpu", {}) in ("", "default"),
         reason="this processor has one set of instructions only",
     ),
-    pytest.mark.usefixtures("unprepared"),  # torch chooses its kernels once in a process
 ]
 
 JOB = """
@@ -43,7 +42,26 @@ owners = "servers"
 """
 
 
+def test_with_a_parameter_server_each_worker_uses_the_instructions_that_it_has(
+    start_daemons: Callable[[int], Daemons],
+) -> None:
+    daemons = start_daemons(0)
+    daemons.cluster.start_worker("newer")
+    daemons.cluster.start_worker("older", environment={"ATEN_CPU_CAPABILITY": "default"})
+    daemons.cluster.start_worker("owner", "--role", "server")
+    job = daemons.submit(text=SERVED)
+
+    answer = daemons.wait(job)
+
+    assert answer["state"] == "done", answer
+    assert answer["result"]["replica_digests"].keys() == {"newer", "older", "owner"}
+    assert len(set(answer["result"]["replica_digests"].values())) == 1
+    for kind in ("instructions_lowered", "replicas_diverged", "worker_refused"):
+        assert not daemons.events(kind, job)
+
+
 def test_an_older_processor_joins_before_the_first_step(
+    unprepared: None,  # torch chooses its kernels once in a process
     start_daemons: Callable[[int], Daemons],
 ) -> None:
     daemons = start_daemons(0)
@@ -64,21 +82,3 @@ def test_an_older_processor_joins_before_the_first_step(
     assert daemons.events("instructions_lowered", job)
     assert not daemons.events("replicas_diverged", job)
     assert not daemons.events("worker_refused", job)
-
-
-def test_with_a_parameter_server_each_worker_uses_the_instructions_that_it_has(
-    start_daemons: Callable[[int], Daemons],
-) -> None:
-    daemons = start_daemons(0)
-    daemons.cluster.start_worker("newer")
-    daemons.cluster.start_worker("older", environment={"ATEN_CPU_CAPABILITY": "default"})
-    daemons.cluster.start_worker("owner", "--role", "server")
-    job = daemons.submit(text=SERVED)
-
-    answer = daemons.wait(job)
-
-    assert answer["state"] == "done", answer
-    assert answer["result"]["replica_digests"].keys() == {"newer", "older", "owner"}
-    assert len(set(answer["result"]["replica_digests"].values())) == 1
-    for kind in ("instructions_lowered", "replicas_diverged", "worker_refused"):
-        assert not daemons.events(kind, job)

@@ -99,13 +99,23 @@ CHANGES = {"restorable": restorable, "lasting": lasting}
 class Planting(Line):
     """Leaves a module of the standard library's name in its working directory.
 
-    It numbers labels as a set of strings orders them, here and in a loader process.
+    It ends processes that it has made by fork, the earliest possible, and numbers labels as a set
+    of strings orders them, here and in a loader process.
     """
 
     def __init__(self) -> None:
         Path(PLANTED).write_text("raise SystemExit('imported what a job has written')")
 
     def train_dataset(self) -> Any:
+        fork = multiprocessing.get_context("fork")
+        for _ in range(HELPERS):
+            helper = fork.Process(target=time.sleep, args=(3600,))
+            helper.start()
+            helper.terminate()
+            helper.join()
+            assert helper.exitcode == -signal.SIGTERM, helper.exitcode
+        with fork.Pool(2) as pool:
+            assert pool.map(abs, [-1, -2]) == [1, 2]
         return FruitRows()
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
@@ -124,19 +134,3 @@ class FruitRows(torch.utils.data.Dataset[Any]):
     @staticmethod
     def order() -> list[int]:
         return [FRUIT.index(name) for name in set(FRUIT)]
-
-
-class Forking(Line):
-    """Ends processes that it has made by fork, the earliest possible."""
-
-    def train_dataset(self) -> Any:
-        fork = multiprocessing.get_context("fork")
-        for _ in range(HELPERS):
-            helper = fork.Process(target=time.sleep, args=(3600,))
-            helper.start()
-            helper.terminate()
-            helper.join()
-            assert helper.exitcode == -signal.SIGTERM, helper.exitcode
-        with fork.Pool(2) as pool:
-            assert pool.map(abs, [-1, -2]) == [1, 2]
-        return super().train_dataset()

@@ -100,20 +100,13 @@ def homes(start: Callable[..., Homes]) -> Homes:
 
 
 def test_the_next_job_finds_what_the_service_began_with(homes: Homes) -> None:
+    """Its processes import nothing from where it runs, and end without the worker."""
     pids = homes.pids()
     first = homes.states(homes.run(change="restorable"))
     assert first[NAME]["directory"] == str(homes.directory / f"home-{NAME}")
-    assert homes.states(homes.run()) == first
-    assert homes.pids() == pids
-
-
-def test_processes_of_a_job_import_nothing_from_where_it_runs_and_end_without_the_worker(
-    homes: Homes,
-) -> None:
-    pids = homes.pids()
-    homes.run("Forking")
     homes.run("Planting", "train.loader_workers=1")
     assert (homes.directory / f"home-{NAME}" / PLANTED).exists()
+    assert homes.states(homes.run()) == first
     assert homes.pids() == pids
 
 
@@ -137,16 +130,3 @@ def test_a_process_that_cannot_be_restored_is_replaced_by_its_supervisor(
     log = homes.log_path(NAME).read_text()
     assert '"process_not_restored"' in log
     assert "RLIMIT_NOFILE" in log
-
-
-def test_a_log_that_nobody_reads_ends_no_worker(start: Callable[..., Homes]) -> None:
-    homes = start("/bin/sh", "-c", '"$0" "$@" 2>&1 | true')
-    pids = homes.pids()
-    homes.run()
-
-    def registered() -> int:
-        found = homes.ask(m.ReadEvents())["events"]
-        return sum(event["kind"] == "worker_registered" for event in found)
-
-    homes.until(lambda: registered() == 2, "has not come back")
-    assert homes.pids() == pids

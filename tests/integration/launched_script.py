@@ -61,9 +61,6 @@ def train(model: nn.Module, points: torch.Tensor, labels: torch.Tensor, steps: i
 def main() -> None:
     """Train, or do what the test wants."""
     dist.init_process_group("gloo")
-    if DEED == "fail" and dist.get_rank() == 1:
-        print("what it says last", file=sys.stderr)
-        sys.exit(3)
     if DEED == "child":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", FOLDER])
     train(*made(), STEPS)

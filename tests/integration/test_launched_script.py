@@ -17,6 +17,19 @@ from tests.integration.conftest import PATIENCE_S, Command, Daemons
 pytestmark = pytest.mark.integration
 
 HOLD = 12
+FAILS = """
+import os, signal, sys
+if os.environ["RANK"] == "1":
+    print("what it says last", file=sys.stderr)
+    sys.exit(3)
+signal.pause()
+"""
+WAITS = f"""
+import signal, subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", sys.argv[1]])
+print("stands at step {HOLD}", flush=True)
+signal.pause()
+"""
 MORTAL = """
 import os, sys
 restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -31,16 +44,21 @@ def daemons(start_daemons: Callable[[int], Daemons]) -> Daemons:
     return start_daemons(2)
 
 
-def run(daemons: Daemons, dtdctl: Command, *arguments: str) -> str:
+def run(daemons: Daemons, dtdctl: Command, script: Path, *arguments: str) -> str:
     """Submit the script; returns its job."""
     daemons.await_idle()
     exit_code, out, err = dtdctl(
-        *("run", "--name", "ddp", "--set", "elastic.min_workers=2", "--"),
-        *("python", str(launched_script.__file__), *arguments),
+        *("run", "--set", "elastic.min_workers=2", "--", "python", str(script), *arguments)
     )
     assert exit_code == 0, err
     assert "does not call dtd.join" in err
     return out.strip()
+
+
+def written(place: Path, name: str, text: str) -> Path:
+    script = place / f"{name}.py"
+    script.write_text(text)
+    return script
 
 
 def processes(folder: Path) -> list[str]:
@@ -80,22 +98,15 @@ def await_hold(daemons: Daemons, job: str) -> None:
     daemons.until(job, stand)
 
 
-def test_ddp_trains_as_one_process_does(daemons: Daemons, dtdctl: Command, tmp_path: Path) -> None:
-    job = run(daemons, dtdctl, str(tmp_path))
-    answer = daemons.wait(job)
-    assert answer["state"] == "done", answer
-    check_result(tmp_path)
-    for rank in range(2):
-        assert f"rank {rank} of 2 begins at step 0, restart 0" in logs(dtdctl, job)
-    assert processes(tmp_path) == []
-
-
-def test_all_restart_when_a_worker_is_killed(
+def test_ddp_trains_as_one_process_does_though_a_worker_is_killed(
     daemons: Daemons, dtdctl: Command, tmp_path: Path
 ) -> None:
     gates = daemons.hold(HOLD)
-    job = run(daemons, dtdctl, str(tmp_path), "child", f"{gates.task['gates']}/0", str(HOLD))
+    place, script = str(tmp_path), Path(str(launched_script.__file__))
+    job = run(daemons, dtdctl, script, place, "child", f"{gates.task['gates']}/0", str(HOLD))
     await_hold(daemons, job)
+    for rank in range(2):
+        assert f"rank {rank} of 2 begins at step 0, restart 0" in logs(dtdctl, job)
     assert "whose steps are its own" in dtdctl("status")[1]
     daemons.ask(m.KillWorker(name="worker-1", signal="KILL"))
     daemons.child("worker-1").wait(PATIENCE_S)
@@ -111,11 +122,11 @@ def test_all_restart_when_a_worker_is_killed(
 def test_a_script_that_fails_fails_the_job(
     daemons: Daemons, dtdctl: Command, tmp_path: Path
 ) -> None:
-    job = run(daemons, dtdctl, str(tmp_path), "fail")
+    job = run(daemons, dtdctl, written(tmp_path, "fails", FAILS), str(tmp_path))
     answer = daemons.wait(job)
     assert answer["state"] == "failed"
     assert answer["reason"].startswith(
-        "worker-1: launched_script.py has exited with code 3 (rank 1 of 2, host "
+        "worker-1: fails.py has exited with code 3 (rank 1 of 2, host "
     )
     assert answer["reason"].endswith("): what it says last")
     assert processes(tmp_path) == []
@@ -125,14 +136,8 @@ def test_a_script_that_fails_fails_the_job(
 def test_all_restart_when_a_process_is_killed_and_not_for_ever(
     daemons: Daemons, dtdctl: Command, tmp_path: Path, deaths: int, state: str
 ) -> None:
-    script = tmp_path / "mortal.py"
-    script.write_text(MORTAL)
-    daemons.await_idle()
-    exit_code, out, err = dtdctl(
-        *("run", "--set", "elastic.min_workers=2", "--", "python", str(script), str(deaths))
-    )
-    assert exit_code == 0, err
-    answer = daemons.wait(out.strip())
+    job = run(daemons, dtdctl, written(tmp_path, "mortal", MORTAL), str(deaths))
+    answer = daemons.wait(job)
     assert answer["state"] == state, answer
     if state == "failed":
         assert "mortal.py was ended by SIGKILL, 4 times in a row (rank 1 of 2" in answer["reason"]
@@ -141,8 +146,7 @@ def test_all_restart_when_a_process_is_killed_and_not_for_ever(
 def test_a_script_outlives_the_coordinator_and_ends_with_its_job(
     daemons: Daemons, dtdctl: Command, tmp_path: Path
 ) -> None:
-    gates = daemons.hold(HOLD)
-    job = run(daemons, dtdctl, str(tmp_path), "child", f"{gates.task['gates']}/0", str(HOLD))
+    job = run(daemons, dtdctl, written(tmp_path, "waits", WAITS), str(tmp_path))
     await_hold(daemons, job)
     before = sorted(processes(tmp_path))
     coordinator = daemons.child("coordinator")

@@ -15,6 +15,7 @@ import pytest
 
 from dtd.wire import messages as m
 from tests.integration.conftest import PATIENCE_S, Command, Daemons
+from tests.integration.fork_client import ForkServers
 
 pytestmark = pytest.mark.integration
 
@@ -154,35 +155,39 @@ def test_an_example_trains(daemons: Daemons, dtdctl: Command, example: Path) -> 
     assert "step " in dtdctl("logs", out.strip())[1]
 
 
-def test_the_notebook_trains_alone_and_then_on_a_cluster(tmp_path: Path) -> None:
+def test_the_notebook_trains_alone_and_then_on_a_cluster(
+    prepared: ForkServers, tmp_path: Path
+) -> None:
+    """Its daemons are those of a user, which begin afresh by execve."""
     notebook = json.loads((EXAMPLES[0].parent / "digits.ipynb").read_text())
     cells = ("".join(one["source"]) for one in notebook["cells"] if one["cell_type"] == "code")
-    process = subprocess.Popen(
-        [sys.executable, "-c", "\n".join(cells)],
-        cwd=tmp_path,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    (tmp_path / "notebook.py").write_text("\n".join(cells))
+    printed = tmp_path / "printed"
+    with printed.open("wb") as streams:
+        process = prepared.start(
+            [sys.executable, "-m", "notebook"],
+            (streams, streams),
+            os.environ,
+            directory=str(tmp_path),
+        )
     try:
-        out, err = process.communicate(timeout=3 * PATIENCE_S)
+        exit_code = process.wait(3 * PATIENCE_S)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # daemons that it has left
-    assert process.returncode == 0, err
-    assert "145 steps, workers: 1, loss" in out
-    assert "145 steps, workers: 2, loss" in out
+    assert exit_code == 0, printed.read_text()
+    assert "145 steps, workers: 1, loss" in printed.read_text()
+    assert "145 steps, workers: 2, loss" in printed.read_text()
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_an_example_trains_alone(tmp_path: Path, name: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES[0].with_stem(name)), *SMALL[name]],
+        [sys.executable, "-m", name, *SMALL[name]],
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(EXAMPLES[0].parents[3]), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": str(EXAMPLES[0].parent)},
         timeout=PATIENCE_S,
         check=False,
     )

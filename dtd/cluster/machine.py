@@ -40,7 +40,6 @@ from dtd.cluster.generation import (
     digests,
     ending,
     forming,
-    roster,
     saving,
     waiting,
 )
@@ -57,6 +56,7 @@ from dtd.cluster.transitions import (
 )
 from dtd.cluster.workers import admission, isolation, registration, stuck, suspicion
 from dtd.errors import RequestRefused
+from dtd.text.names import natural_key
 from dtd.wire import messages as m
 
 MAX_FRUITLESS_GENERATIONS = 64
@@ -495,5 +495,5 @@ def connected(workers: Iterable[Worker], name: str) -> Worker:
     here = {worker.name: worker for worker in workers if worker.state not in UNREACHED}
     if name in here:
         return here[name]
-    known = ", ".join(sorted(here, key=roster.natural_key)) or "none"
+    known = ", ".join(sorted(here, key=natural_key)) or "none"
     raise RequestRefused(f"no worker {name!r} is connected", remedy=f"connected: {known}")

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from dtd.cluster.events import Effect, Incident, Send
-from dtd.cluster.generation.roster import has
+from dtd.cluster.generation.states import has
 from dtd.cluster.records import Job, SetAside, Worker
 from dtd.cluster.run import EndingTimes, Run, SaveOrders, Setbacks, WaitingTimes
 from dtd.cluster.transitions import (

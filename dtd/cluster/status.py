@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dtd import diagnostics as texts
-from dtd.cluster.generation import roster
+from dtd.cluster.generation import states
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import GONE, GenerationState, WorkerState
@@ -23,7 +23,7 @@ from dtd.cluster.workers.admission import is_set_aside
 from dtd.cluster.workers.stuck import why_late
 from dtd.diagnostics import Diagnostic
 from dtd.doctor.memory import memory_of
-from dtd.text.names import SCRIPT
+from dtd.text.names import SCRIPT, natural_key
 from dtd.wire import messages as m
 
 STATUS_SCHEMA: Final = 1
@@ -79,7 +79,7 @@ def status_of(
     if cluster.job is not None:
         why = {cluster.job.id: explain, **why}
     places = places_of(clusters)
-    names = sorted(places, key=roster.natural_key)
+    names = sorted(places, key=natural_key)
     return {
         "schema": STATUS_SCHEMA,
         "coordinator": {"address": address, "uptime_s": uptime_s, "version": version},
@@ -135,7 +135,7 @@ def _redundancy(cluster: ClusterState, job: Job) -> int | None:
     trains = cluster.run.phase in (GenerationState.RUNNING, GenerationState.ENDING)
     if not job.terms.sharded or not trains:
         return None
-    return roster.redundancy(job, [one.name for one in cluster.members() if one.state not in GONE])
+    return states.redundancy(job, [one.name for one in cluster.members() if one.state not in GONE])
 
 
 def _shards(cluster: ClusterState, worker: Worker) -> dict[str, Any] | None:
@@ -143,10 +143,10 @@ def _shards(cluster: ClusterState, worker: Worker) -> dict[str, Any] | None:
     job = cluster.job
     if job is None or not job.terms.sharded:
         return None
-    step, where = roster.held_key(worker)[1], "memory"
-    part = roster.part_of(worker.holdings.held)
+    step, where = states.held_key(worker)[1], "memory"
+    part = states.part_of(worker.holdings.held)
     if worker.state in (WorkerState.RUNNING, WorkerState.FINISHED):
-        step, part = job.step, roster.assigned_part(job, worker.name)
+        step, part = job.step, states.assigned_part(job, worker.name)
     elif worker.holdings.held is not None:
         where = worker.holdings.held.where
     if not part:

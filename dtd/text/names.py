@@ -7,6 +7,7 @@ refused by every receiver, so that a name never breaks a line, a path or a list.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 MOST_CHARACTERS: Final = 64
@@ -46,3 +47,13 @@ def is_metric(text: str) -> bool:
 def name_of(text: str, most: int = MOST_CHARACTERS) -> str:
     """A valid name derived from a host or user name; empty if no valid character is left."""
     return _NOT_IN_NAMES.sub("-", text).lstrip("._-")[:most]
+
+
+@lru_cache(maxsize=1024)
+def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key that puts worker-10 after worker-9."""
+    return tuple(
+        (0, int(part), "") if part.isdigit() else (1, 0, part)
+        for part in re.split(r"(\d+)", name)
+        if part
+    )

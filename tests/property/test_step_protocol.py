@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtd.cluster.generation import roster
+from dtd.cluster.generation import roster, states
 from dtd.cluster.records import Holdings, Job, Worker
 from dtd.engine.control_word import ControlEntry, Flags, encode_entry
 from dtd.engine.step_protocol import FRESH, Phase, StateKey, StepProtocol, TakeOver
@@ -248,7 +248,7 @@ def test_generation_starts_from_the_newest_commit_that_a_present_rank_can_make(
         can_make = {one for one in present if ranks[one].protocol.can_make(start)}
         for key in committed:  # by the last generation
             assert start >= key or not any(ranks[one].protocol.can_make(key) for one in present)
-        holds = [one for one in present if roster.has(workers[present.index(one)], start)]
+        holds = [one for one in present if states.has(workers[present.index(one)], start)]
         assert set(holds) == can_make
         if not holds:  # none has a state in memory: a fresh one is built
             return

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from dtd.cluster.events import SaveJob
-from dtd.cluster.generation import branches, roster
-from dtd.cluster.generation.roster import NOTHING_HELD, copies, part_from
+from dtd.cluster.generation import branches, states
+from dtd.cluster.generation.states import NOTHING_HELD, copies, part_from
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState
 from dtd.engine.shards import WHOLE, ShardSet
@@ -155,11 +155,11 @@ def _note_part(job: Job, name: str, message: m.CheckpointSaved) -> None:
 
 def left(job: Job, worker: Worker, message: m.Frozen | m.Finished) -> None:
     """A worker has left a generation and reports its state."""
-    held = roster.held_by(message)
+    held = states.held_by(message)
     if held.where != "memory":
         held = _on_disk(job, held)
     worker.holdings.held, worker.holdings.frozen_in = held, message.generation
-    worker.holdings.prepared = roster.held_key(worker)
+    worker.holdings.prepared = states.held_key(worker)
     if isinstance(message, m.Frozen):
         worker.holdings.saved = _saved(job, message.held[1:])
         worker.holdings.prepared = (message.prepared_generation, message.prepared_step)

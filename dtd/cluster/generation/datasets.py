@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dtd.cluster.events import SaveJob
-from dtd.cluster.generation import roster
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import GONE
+from dtd.text.names import natural_key
 from dtd.text.shown import shown_bytes
 from dtd.wire import messages as m
 
@@ -92,4 +92,4 @@ def _progress(worker: Worker, name: str) -> str:
 
 def _present(cluster: ClusterState) -> list[Worker]:
     here = [one for one in cluster.workers.values() if one.state not in GONE]
-    return sorted(here, key=lambda one: roster.natural_key(one.name))
+    return sorted(here, key=lambda one: natural_key(one.name))

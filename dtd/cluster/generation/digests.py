@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from dtd.cluster.events import SaveJob
-from dtd.cluster.generation.roster import in_memory
+from dtd.cluster.generation.states import in_memory
 from dtd.cluster.records import Divergence, Job, Worker
 from dtd.cluster.state import ClusterState
 from dtd.wire import messages as m

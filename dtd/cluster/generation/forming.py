@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtd.cluster.events import JobSaved, SaveJob
-from dtd.cluster.generation import branches, ending, roster
+from dtd.cluster.generation import branches, ending, roster, states
 from dtd.cluster.generation.ending import end_at_boundary
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.run import Decision
@@ -143,10 +143,10 @@ def _announce(cluster: ClusterState, job: Job, decision: Decision) -> None:
 
 def _joined(job: Job, members: list[Worker], holds: list[bool]) -> list[str]:
     """Members whose process has not trained yet, if others remember the state that they trained."""
-    remember = any(has and roster.in_memory(one) for one, has in zip(members, holds, strict=True))
+    remember = any(has and states.in_memory(one) for one, has in zip(members, holds, strict=True))
     if not (job.start_step and remember):
         return []
-    return [one.name for one in members if not roster.in_memory(one)]
+    return [one.name for one in members if not states.in_memory(one)]
 
 
 def count_prepared(cluster: ClusterState, job: Job) -> None:
@@ -169,19 +169,19 @@ def remembering(cluster: ClusterState, job: Job) -> list[Worker]:
     start, newest = roster.start_key(job, present), roster.newest_key(job, present)
     older = start < (job.start_generation, job.start_step) or start[1] < job.step
     older |= newest > start and not branches.is_left(newest, branches.remembered(job.branches))
-    return [] if older or not roster.covers(present, start) else survivors
+    return [] if older or not states.covers(present, start) else survivors
 
 
 def why_incomplete(cluster: ClusterState, job: Job) -> str:
     """Return the newest state's shards that no present worker has, in words; "" if none."""
     present = cluster.available()
     key = roster.newest_key(job, present)
-    missing = roster.uncovered(present, key)
+    missing = states.uncovered(present, key)
     if not missing or missing.is_whole:  # no state exists yet
         return ""
     here = {worker.name for worker in present}
     absent = [name for name in job.roster if name not in here]
-    had = [name for name in absent if roster.assigned_part(job, name) & missing]
+    had = [name for name in absent if states.assigned_part(job, name) & missing]
     whose = f", which {', '.join(had)} had" if had else ""
     return f"no present worker has the shards {missing} of step {key[1]}{whose}"
 
@@ -248,7 +248,7 @@ def _assign(cluster: ClusterState, job: Job, members: list[Worker], holds: list[
         cluster.send(worker.name, assign)
 
 
-def _leave_behind(cluster: ClusterState, job: Job, start: roster.Key) -> None:
+def _leave_behind(cluster: ClusterState, job: Job, start: states.Key) -> None:
     """Leave checkpoints behind that are newer than the state to which the job returns.
 
     Members that are no longer awaited may hold states that were never reported, and a store that
@@ -309,7 +309,7 @@ def _count_lost(cluster: ClusterState, job: Job, lost: int) -> None:
         )
 
 
-def _is_redone(cluster: ClusterState, job: Job, start: roster.Key) -> bool:
+def _is_redone(cluster: ClusterState, job: Job, start: states.Key) -> bool:
     """Whether the broken generation's current step is redone instead of committed after all."""
     recovery = cluster.ending.recovery
     if recovery is None or recovery.at_boundary or not recovery.running or job.terms.launched:
@@ -320,14 +320,14 @@ def _is_redone(cluster: ClusterState, job: Job, start: roster.Key) -> bool:
 def _prepared(cluster: ClusterState, job: Job) -> list[Worker]:
     """Members with a prepared step that they have not committed."""
     ended = (w for w in cluster.available() if w.holdings.frozen_in == job.generation)
-    return [worker for worker in ended if worker.holdings.prepared != roster.held_key(worker)]
+    return [worker for worker in ended if worker.holdings.prepared != states.held_key(worker)]
 
 
 def member_running(cluster: ClusterState, job: Job, worker: Worker) -> None:
     """A member's ring is up and its state agreed; once all are, the generation runs."""
     cluster.move_worker(worker, WorkerEvent.RUNS)
-    worker.holdings.held = roster.start_held(job, worker.name)
-    worker.holdings.prepared = roster.held_key(worker)
+    worker.holdings.held = states.start_held(job, worker.name)
+    worker.holdings.prepared = states.held_key(worker)
     check_running(cluster, job)
 
 
@@ -358,7 +358,7 @@ def check_running(cluster: ClusterState, job: Job) -> None:
     leaving = [
         member.name
         for member in cluster.members()
-        if member.leaving and roster.can_spare(job, member.name)
+        if member.leaving and states.can_spare(job, member.name)
     ]
     if stopping:
         ending.freeze(cluster, at_boundary=True, stop=True, reason=job.reason)
@@ -403,7 +403,7 @@ def recovered(cluster: ClusterState, job: Job) -> None:
 
 def left(cluster: ClusterState, job: Job, name: str, message: m.Frozen | m.Finished) -> None:
     """Count steps of a leaving member that no heartbeat has reported."""
-    held = roster.held_by(message)
+    held = states.held_by(message)
     if held.generation == message.generation:
         progressed(cluster, job, name, message.generation, held.step)
 

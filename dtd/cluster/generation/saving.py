@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from dtd.cluster import jobs
 from dtd.cluster.events import SaveJob
-from dtd.cluster.generation import branches, checkpoints, ending, forming, roster
+from dtd.cluster.generation import branches, checkpoints, ending, forming, roster, states
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.run import SaveOrders
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import AVAILABLE, GenerationState, JobEvent, JobState, WorkerState
 from dtd.cluster.workers import admission
 from dtd.engine.shards import ShardSet
+from dtd.text.names import natural_key
 from dtd.wire import messages as m
 
 GIVE_UP_S = 30.0
@@ -40,7 +41,7 @@ def begin(cluster: ClusterState, job: Job, verdict: JobState, *, hopes_s: float 
     cluster.withdraw(job)
     jobs.note_digests(cluster, job)
     finished = [w for w in cluster.members() if w.state is WorkerState.FINISHED]
-    key = max(map(roster.held_key, finished)) if finished else newest_key(cluster, job)
+    key = max(map(states.held_key, finished)) if finished else newest_key(cluster, job)
     job.verdict = verdict.value
     if hopes_s == 0.0 and _copies_of(job, key) >= job.terms.copies:
         _finish(cluster, job)
@@ -70,7 +71,7 @@ def advance(cluster: ClusterState, job: Job) -> None:
     orders.keep([worker.name for worker in holders])
     written = _written(job, key)
     left = [worker for worker in holders if worker.name not in written]
-    if roster.copies(written.values()) >= job.terms.copies:
+    if states.copies(written.values()) >= job.terms.copies:
         _finish(cluster, job)
     elif orders.hurried:
         _let_go(cluster, job)
@@ -91,7 +92,7 @@ def before_leaving(cluster: ClusterState, job: Job) -> str:
     """
     key = newest_key(cluster, job)
     holders = _holders(cluster, key)
-    written = roster.copies(_written(job, key).values())
+    written = states.copies(_written(job, key).values())
     if not holders or written or not all(worker.leaving for worker in cluster.available()):
         cluster.saving = None
         return ""
@@ -102,7 +103,7 @@ def before_leaving(cluster: ClusterState, job: Job) -> str:
     orders.keep([worker.name for worker in holders])
     left = [worker for worker in holders if worker.name not in _written(job, key)]
     _ask(cluster, job, left, 1)
-    writers = ", ".join(sorted(orders.writers(cluster.now), key=roster.natural_key))
+    writers = ", ".join(sorted(orders.writers(cluster.now), key=natural_key))
     return f"saving step {key[1]}: {writers} writes it before it leaves" if writers else ""
 
 
@@ -127,16 +128,16 @@ def _ask(cluster: ClusterState, job: Job, left: list[Worker], copies: int) -> No
     parts = _written(job, key)
     there = tuple(parts)
     writers = orders.writers(cluster.now)
-    parts |= {one.name: roster.part_at(one, key) for one in left if one.name in writers}
+    parts |= {one.name: states.part_at(one, key) for one in left if one.name in writers}
     free = [worker for worker in left if orders.may_be_asked(worker.name, cluster.now)]
     free = _best(cluster, free, there)
     while free:
-        lacking = roster.scarce(parts, copies)
-        worker = max(free, key=lambda one: roster.size(roster.part_at(one, key) & lacking))
-        if not roster.part_at(worker, key) & lacking:
+        lacking = states.scarce(parts, copies)
+        worker = max(free, key=lambda one: states.size(states.part_at(one, key) & lacking))
+        if not states.part_at(worker, key) & lacking:
             break
         free.remove(worker)
-        parts[worker.name] = roster.part_at(worker, key)
+        parts[worker.name] = states.part_at(worker, key)
         orders.asked[worker.name] = cluster.now
         cluster.send(worker.name, m.Save(job=job.id, generation=key[0], step=key[1]))
 
@@ -164,7 +165,7 @@ def explain(cluster: ClusterState, job: Job) -> str:
     if not _holders(cluster, orders.key):
         away = ", ".join(cluster.missing(job)) or "the workers that are leaving their generation"
         return f"waiting for {away}, which may hold a state that is not saved"
-    writing = ", ".join(sorted(orders.asked, key=roster.natural_key))
+    writing = ", ".join(sorted(orders.asked, key=natural_key))
     why = orders.why()
     if not why:
         return f"saving step {step}: {writing} writes it{_silent(orders, cluster.now)}"
@@ -174,7 +175,7 @@ def explain(cluster: ClusterState, job: Job) -> str:
 
 def _silent(orders: SaveOrders, now: float) -> str:
     """Return the members that have not answered yet, and the remedy; empty if none."""
-    late = sorted(orders.asked.keys() - set(orders.writers(now)), key=roster.natural_key)
+    late = sorted(orders.asked.keys() - set(orders.writers(now)), key=natural_key)
     if not late:
         return ""
     waited_s = now - min(orders.asked[name] for name in late)
@@ -182,7 +183,7 @@ def _silent(orders: SaveOrders, now: float) -> str:
     return f", and {', '.join(late)} has not answered for {waited_s:.0f} s: {gives_up}"
 
 
-def newest_key(cluster: ClusterState, job: Job) -> roster.Key:
+def newest_key(cluster: ClusterState, job: Job) -> states.Key:
     """Key of the newest state that any worker present holds, or can commit."""
     return roster.start_key(job, cluster.available())
 
@@ -190,14 +191,14 @@ def newest_key(cluster: ClusterState, job: Job) -> roster.Key:
 # --- inside ------------------------------------------------------------------------------------
 
 
-def _holders(cluster: ClusterState, key: roster.Key) -> list[Worker]:
+def _holders(cluster: ClusterState, key: states.Key) -> list[Worker]:
     """Workers with a part of the state in memory; none if it has no steps: nothing is to save."""
-    remember = [worker for worker in cluster.available() if roster.in_memory(worker)]
-    there = [w for w in remember if key[1] and key in (roster.held_key(w), w.holdings.prepared)]
-    return [worker for worker in there if roster.part_at(worker, key)]
+    remember = [worker for worker in cluster.available() if states.in_memory(worker)]
+    there = [w for w in remember if key[1] and key in (states.held_key(w), w.holdings.prepared)]
+    return [worker for worker in there if states.part_at(worker, key)]
 
 
-def _written(job: Job, key: roster.Key) -> dict[str, ShardSet]:
+def _written(job: Job, key: states.Key) -> dict[str, ShardSet]:
     """Return the parts of the state, or of a newer one, that workers have published, by worker.
 
     A job that is done is not saved with an older state, even if its last one is lost.
@@ -212,9 +213,9 @@ def _is_short(job: Job, step: int) -> bool:
     return job.verdict == JobState.DONE.value and step < job.step
 
 
-def _copies_of(job: Job, key: roster.Key) -> int:
+def _copies_of(job: Job, key: states.Key) -> int:
     """Return how many copies of the state, or of a newer one, workers have published."""
-    return roster.copies(_written(job, key).values())
+    return states.copies(_written(job, key).values())
 
 
 def _best(cluster: ClusterState, free: list[Worker], written: tuple[str, ...]) -> list[Worker]:
@@ -227,7 +228,7 @@ def _best(cluster: ClusterState, free: list[Worker], written: tuple[str, ...]) -
         key=lambda w: (
             w.name in orders.failures,
             w.registration.host in hosts,
-            roster.natural_key(w.name),
+            natural_key(w.name),
         ),
     )
 
@@ -283,7 +284,7 @@ def _finish(cluster: ClusterState, job: Job) -> None:
     jobs.finish(cluster, verdict, "" if verdict is JobState.DONE else job.reason)
 
 
-def _tell_what_is_missing(cluster: ClusterState, job: Job, key: roster.Key) -> None:
+def _tell_what_is_missing(cluster: ClusterState, job: Job, key: states.Key) -> None:
     written, there, wanted = _written(job, key), _copies_of(job, key), job.terms.copies
     failures = cluster.saving.why() if cluster.saving is not None else ""
     step = max(key[1], job.step)
@@ -292,7 +293,7 @@ def _tell_what_is_missing(cluster: ClusterState, job: Job, key: roster.Key) -> N
     if step > saved and (absent or not there):
         why = failures or "no worker has written it in time"
         if written and not absent:
-            lost = roster.scarce(written, 1)
+            lost = states.scarce(written, 1)
             why = f"the parts that {', '.join(sorted(written))} wrote lack the shards {lost}: {why}"
         if absent or not _holders(cluster, key):
             why = forming.why_incomplete(cluster, job) or "no present worker holds it"

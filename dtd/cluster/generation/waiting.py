@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtd.cluster.generation import branches, datasets, forming, roster
+from dtd.cluster.generation import branches, datasets, forming, roster, states
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import WorkerState
 from dtd.cluster.workers import admission, registration
+from dtd.text.names import natural_key
 
 RESUME_WAIT_S = 60.0
 MOST_RESUME_WAIT_S = 3600.0
@@ -68,7 +69,7 @@ def _warm_up(cluster: ClusterState, job: Job) -> str:
     It does so for as long as a warm-up may take; then enough workers begin without the others.
     Workers that reconnect with a state are waited for in any case: it may be the newest.
     """
-    warming = sorted(cluster.warming_since, key=roster.natural_key)
+    warming = sorted(cluster.warming_since, key=natural_key)
     returning = [name for name in warming if cluster.workers[name].reconnection.returning]
     if returning:
         return f"waiting for {', '.join(returning)} to leave the last generation"
@@ -112,7 +113,7 @@ def _links(cluster: ClusterState, job: Job) -> str:
         return ""
     members, present = forming.choose(cluster, job).members, cluster.available()
     start = roster.start_key(job, present)
-    torn = roster.covers(present, start) and not roster.covers(members, start)
+    torn = states.covers(present, start) and not states.covers(members, start)
     if not torn and not why_too_few(members, job):
         return ""
     dead = "; ".join(f"{one} and {other}" for one, other in sorted(bad))
@@ -217,13 +218,13 @@ def _is_newest_here(cluster: ClusterState, job: Job) -> bool:
 def absent_holders(cluster: ClusterState, job: Job) -> list[str]:
     """Absent workers that may hold a newer state than the present ones, and may return with it."""
     absent = set(cluster.missing(job))
-    newest = max((roster.held_key(worker) for worker in cluster.available()), default=(0, 0))
+    newest = max((states.held_key(worker) for worker in cluster.available()), default=(0, 0))
     if job.terms.sharded:  # a part of a state is not enough
         newest = roster.start_key(job, cluster.available())
     saved = (job.checkpoint_generation, job.checkpoint_step)
     if newest < saved and not branches.is_left(saved, branches.remembered(job.branches)):
         absent |= set(job.checkpoint_holders) - {worker.name for worker in cluster.available()}
-    return sorted(absent, key=roster.natural_key)
+    return sorted(absent, key=natural_key)
 
 
 def restart_partial(cluster: ClusterState, job: Job) -> bool:
@@ -233,8 +234,8 @@ def restart_partial(cluster: ClusterState, job: Job) -> bool:
     """
     present = cluster.available()
     start = roster.start_key(job, present)
-    holders = [worker for worker in present if roster.in_memory(worker)]
-    if start[1] or not holders or roster.covers(present, start):
+    holders = [worker for worker in present if states.in_memory(worker)]
+    if start[1] or not holders or states.covers(present, start):
         return False
     cluster.waiting.reason = f"the job begins afresh: {forming.why_incomplete(cluster, job)}"
     for worker in holders:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from dtd.cluster.generation import roster, waiting
-from dtd.cluster.generation.roster import natural_key
+from dtd.cluster.generation import states, waiting
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import GOES_ON, GenerationState, JobState, WorkerState
 from dtd.cluster.workers import instructions
+from dtd.text.names import natural_key
 from dtd.text.shown import counted
 from dtd.wire import messages as m
 
@@ -58,7 +58,7 @@ def may_leave(pool: ClusterState, job: Job) -> list[Worker]:
     found = [one for one in joining if not (one.serves or one.reconnection.returning)]
     for one in reversed(members):
         names = [other.name for other in found if other in members]
-        if not one.serves and roster.can_spare(job, *names, one.name):
+        if not one.serves and states.can_spare(job, *names, one.name):
             found.append(one)
     return found
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from dtd.cluster import figures
 from dtd.cluster.events import Disconnect
-from dtd.cluster.generation import checkpoints, digests, ending, roster
+from dtd.cluster.generation import checkpoints, digests, ending, states
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import (
@@ -23,7 +23,8 @@ from dtd.cluster.transitions import (
     WorkerEvent,
     WorkerState,
 )
-from dtd.cluster.workers import instructions, registration
+from dtd.cluster.workers import compatibility, instructions, registration
+from dtd.text.names import natural_key
 from dtd.wire import messages as m
 
 MAX_KNOWN_WORKERS = 256
@@ -207,14 +208,14 @@ def taken_back(
 
 def compare(cluster: ClusterState, job: Job) -> None:
     """Refuse new workers that differ from the workers that have trained, or else the majority."""
-    by_name = sorted(cluster.workers.values(), key=lambda worker: roster.natural_key(worker.name))
-    trained = [w for w in by_name if w.state in MEMBERS or roster.in_memory(w)]
+    by_name = sorted(cluster.workers.values(), key=lambda worker: natural_key(worker.name))
+    trained = [w for w in by_name if w.state in MEMBERS or states.in_memory(w)]
     others = [w for w in by_name if w.state in COMPARED and w not in trained]
     newcomers = [w for w in others if w.holdings.warmed is not None]
     reports = [w.holdings.warmed for w in trained or newcomers if w.holdings.warmed is not None]
     if not reports:
         return
-    reference = roster.reference(reports, steps_total=job.total_steps)
+    reference = compatibility.reference(reports, steps_total=job.total_steps)
     named = next(w.name for w in trained + newcomers if w.holdings.warmed is reference)
     job.total_steps, job.task_digest = reference.steps_total, reference.task_digest
     job.dataset_rows = reference.dataset_rows
@@ -222,7 +223,7 @@ def compare(cluster: ClusterState, job: Job) -> None:
     job.environment = figures.heard(reference.environment)
     for worker in newcomers:
         assert worker.holdings.warmed is not None
-        why = roster.disagreement(reference, worker.holdings.warmed, by=(named, worker.name))
+        why = compatibility.disagreement(reference, worker.holdings.warmed, by=(named, worker.name))
         if why and worker.state is not WorkerState.INCOMPATIBLE:
             cluster.incident(
                 "worker_refused", f"{worker.name} is refused: {why}", worker=worker.name
@@ -307,7 +308,7 @@ def let_leave(cluster: ClusterState, worker: Worker, reason: str) -> None:
     """Let a worker leave: a member at a step boundary, others when no state is lost."""
     worker.leaving, worker.moving_since, worker.reason = True, None, reason
     job = cluster.job
-    if job is not None and not roster.can_spare(job, worker.name):
+    if job is not None and not states.can_spare(job, worker.name):
         worker.reason = f"{reason}; it stays, as nobody else has its shards (strategy.mirrors = 0)"
     elif worker.state in MEMBERS and cluster.run.phase is GenerationState.RUNNING:
         ending.end_at_boundary(cluster, f"{worker.name} leaves: {reason}")
@@ -364,9 +365,9 @@ def _is_needed(cluster: ClusterState, worker: Worker) -> bool:
     others = [w for w in cluster.workers.values() if w is not worker and w.state not in GONE]
     staying = [w for w in others if not w.leaving]
     # Those that leave with it have shards that it lacks: they leave one after another.
-    remember = [w for w in (others if job.terms.sharded else staying) if roster.in_memory(w)]
-    key = roster.held_key(worker)
-    if any(roster.covers(remember, at) for at in map(roster.held_key, remember) if at >= key):
+    remember = [w for w in (others if job.terms.sharded else staying) if states.in_memory(w)]
+    key = states.held_key(worker)
+    if any(states.covers(remember, at) for at in map(states.held_key, remember) if at >= key):
         return False
     heirs = [w for w in staying if w.state in (WorkerState.WARMING, WorkerState.READY)]
     saved = (job.checkpoint_generation, job.checkpoint_step)

@@ -22,11 +22,12 @@ from dataclasses import replace
 from typing import Final
 
 from dtd.cluster import jobs
-from dtd.cluster.generation import branches, ending, roster
+from dtd.cluster.generation import branches, ending, states
 from dtd.cluster.records import WARM_UP, Job, SetAside, Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import GONE, MEMBERS, GenerationState, WorkerState
 from dtd.cluster.workers import admission
+from dtd.text.names import natural_key
 from dtd.wire import messages as m
 
 FIRST_PAUSE_S: Final = 10.0
@@ -49,7 +50,7 @@ def failed(cluster: ClusterState, job: Job, worker: Worker, message: m.Failed) -
         return
     also = _also_on(cluster, job, worker, aside)
     if also:
-        named = ", ".join(sorted(also, key=roster.natural_key))
+        named = ", ".join(sorted(also, key=natural_key))
         message = replace(message, reason=f"{message.reason} (on {named}, too)")
     ends = bool(also) or message.of_code or job.state in admission.ENDING_JOBS
     if ends or not _can_do_without(cluster, job, worker, aside):
@@ -70,7 +71,7 @@ def _blame(
     If it fails without them, too, it is judged for itself.
     """
     why = replace(message, reason=f"since it joined, {worker.name} fails: {message.reason}")
-    for name in sorted(to_blame, key=roster.natural_key):
+    for name in sorted(to_blame, key=natural_key):
         one = cluster.workers[name]
         if one.state not in GONE:
             aside = _excluded(cluster, one, why, at=WARM_UP)
@@ -84,8 +85,8 @@ def _has_begun(job: Job, worker: Worker) -> bool:
     A member's state is not known when this coordinator has just started.
     """
     if worker.state is WorkerState.FORMING and job.start_step and worker.holdings.held is not None:
-        return roster.has(worker, (job.start_generation, job.start_step))
-    return worker.state in MEMBERS or worker.reconnection.returning or roster.in_memory(worker)
+        return states.has(worker, (job.start_generation, job.start_step))
+    return worker.state in MEMBERS or worker.reconnection.returning or states.in_memory(worker)
 
 
 def _also_on(cluster: ClusterState, job: Job, worker: Worker, aside: SetAside) -> list[str]:
@@ -120,7 +121,7 @@ def _somebody_else_tries(cluster: ClusterState, job: Job, worker: Worker) -> boo
 def _somebody_can(cluster: ClusterState, worker: Worker) -> bool:
     others = (one for one in cluster.workers.values() if one is not worker)
     return any(
-        one.holdings.warmed is not None or one.state in MEMBERS or roster.in_memory(one)
+        one.holdings.warmed is not None or one.state in MEMBERS or states.in_memory(one)
         for one in others
     )
 
@@ -262,7 +263,7 @@ def dispensable(cluster: ClusterState, job: Job) -> frozenset[str]:
         return frozenset()
     staying = [one for one in cluster.members() if one.name not in joined and one.state not in GONE]
     enough = sum(not one.serves for one in staying) >= job.terms.min_workers
-    return joined if enough and roster.can_spare(job, *joined) else frozenset()
+    return joined if enough and states.can_spare(job, *joined) else frozenset()
 
 
 def blamed(cluster: ClusterState, job: Job, step: int) -> frozenset[str]:

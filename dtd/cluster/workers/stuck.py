@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from dtd.cluster.generation import branches, ending, roster
+from dtd.cluster.generation import branches, ending, states
 from dtd.cluster.records import Job, Worker
 from dtd.cluster.state import ClusterState
 from dtd.cluster.transitions import MEMBERS, JobState, WorkerState
 from dtd.cluster.workers import admission, isolation
 from dtd.cluster.workers.progress import TELL_AFTER_S
 from dtd.engine.shards import NOTHING, ShardSet, united
+from dtd.text.names import natural_key
 from dtd.wire import messages as m
 
 ALIKE: Final = 0.5
@@ -174,8 +175,8 @@ def _remembered_part(cluster: ClusterState, job: Job, worker: Worker) -> ShardSe
     if worker.reconnection.returning or not cluster.remembers(job, worker):
         return NOTHING
     if worker.state in (WorkerState.RUNNING, WorkerState.FINISHED):
-        return roster.assigned_part(job, worker.name)
-    return roster.part_of(worker.holdings.held)
+        return states.assigned_part(job, worker.name)
+    return states.part_of(worker.holdings.held)
 
 
 def _stands_alike(cluster: ClusterState, worker: Worker, other: Worker) -> bool:
@@ -197,8 +198,8 @@ def explain(cluster: ClusterState) -> str:
     kept = [worker for worker in cluster.workers.values() if worker.liveness.kept]
     if not kept:
         return ""
-    names = ", ".join(sorted((worker.name for worker in kept), key=roster.natural_key))
-    first = min(kept, key=lambda worker: roster.natural_key(worker.name))
+    names = ", ".join(sorted((worker.name for worker in kept), key=natural_key))
+    first = min(kept, key=lambda worker: natural_key(worker.name))
     job = cluster.job.id if cluster.job is not None else ""
     return (
         f"waiting for {names}, kept since {first.liveness.kept}; {first.name}: {why_late(first)};"

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dtd.cluster.generation.roster import natural_key
 from dtd.engine.shards import ShardSet, united
 from dtd.registry import MOST_OF_A_WORKER
+from dtd.text.names import natural_key
 
 
 class Order(NamedTuple):

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from dtd import __version__
-from dtd.cluster.generation.roster import natural_key
 from dtd.ctl import output
 from dtd.ctl.answers import ask, show
 from dtd.ctl.commands.submit import packed_task, ship
@@ -33,6 +32,7 @@ from dtd.job import JobSpec, load_job, to_mapping
 from dtd.net.clients.control_client import ControlClient
 from dtd.packages.archive import Archive
 from dtd.text import figures
+from dtd.text.names import natural_key
 from dtd.text.shown import counted
 from dtd.wire import messages as m
 

@@ -7,23 +7,12 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster.generation import roster
+from dtd.cluster.generation import roster, states
 from dtd.cluster.records import Holdings, Job, Worker
 from dtd.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.wire import messages as m
 from tests.registrations import registration
 from tests.shards import held_shards
-
-WARMED = m.Warmed(
-    job="j",
-    dataset_rows=100,
-    dataset_fingerprint="d",
-    plan_digest="p",
-    numerics_fingerprint="n",
-    parameters=1,
-    steps_total=10,
-    held=(),
-)
 
 
 def worker(name: str, generation: int = 0, step: int = 0, where: str = "none") -> Worker:
@@ -53,11 +42,11 @@ def names(workers: list[Worker]) -> list[str]:
     return [one.name for one in workers]
 
 
-# --- who is in it ----------------------------------------------------------------------------
+# --- the members -----------------------------------------------------------------------------
 
 
 def chosen(
-    workers: list[Worker], *, start: roster.Key = (0, 0), max_workers: int = 64, bad: Any = ()
+    workers: list[Worker], *, start: states.Key = (0, 0), max_workers: int = 64, bad: Any = ()
 ) -> roster.Choice:
     return roster.choose(
         workers, start=start, max_workers=max_workers, bad_links={pair: pair for pair in bad}
@@ -134,7 +123,7 @@ def test_search_is_bounded() -> None:
 # --- the state -------------------------------------------------------------------------------
 
 
-def memory(name: str, generation: int, step: int, prepared: roster.Key | None = None) -> Worker:
+def memory(name: str, generation: int, step: int, prepared: states.Key | None = None) -> Worker:
     """A member of generation 2 that has frozen."""
     one = worker(name, generation, step, "memory")
     one.holdings.prepared, one.holdings.frozen_in = prepared or (generation, step), 2
@@ -145,7 +134,7 @@ def a_job(**more: Any) -> Job:
     return Job(id="j", spec={}, generation=2, start_generation=1, start_step=4, **more)
 
 
-CASES: dict[str, tuple[list[Worker], roster.Key]] = {
+CASES: dict[str, tuple[list[Worker], states.Key]] = {
     "nobody is here": ([], (0, 0)),
     "nobody has prepared anything": ([memory("a", 2, 6), memory("b", 2, 6)], (2, 6)),
     "all who are heard of have prepared": (
@@ -192,7 +181,7 @@ def test_state_that_the_next_generation_starts_from(case: str) -> None:
 
 @pytest.mark.parametrize(("told", "start"), [(6, (2, 6)), (7, (2, 7))])
 def test_a_worker_that_denies_a_step_is_believed_unless_two_have_told_of_it(
-    told: int, start: roster.Key
+    told: int, start: states.Key
 ) -> None:
     """They have committed it, and are lost; all had prepared it, or they could not have."""
     workers = [memory("a", 2, 6, (2, 7)), memory("b", 2, 6)]
@@ -213,8 +202,8 @@ def test_a_worker_that_can_commit_the_step_holds_its_state() -> None:
 def test_what_is_on_disk_cannot_commit_a_step() -> None:
     disk = worker("a", 2, 6, "checkpoint")
     disk.holdings.prepared = (2, 7)
-    assert not roster.has(disk, (2, 7))
-    assert roster.has(disk, (2, 6))
+    assert not states.has(disk, (2, 7))
+    assert states.has(disk, (2, 6))
 
 
 def test_of_a_fresh_state_the_lowest_rank_gives_its_own() -> None:
@@ -223,7 +212,7 @@ def test_of_a_fresh_state_the_lowest_rank_gives_its_own() -> None:
 
 
 def test_member_that_runs_holds_what_its_generation_started_from() -> None:
-    held = roster.start_held(a_job(), "a")
+    held = states.start_held(a_job(), "a")
     assert (held.generation, held.step, held.where) == (1, 4, "memory")
 
 
@@ -254,27 +243,6 @@ def test_roster_id_tells_jobs_generations_and_incarnations_apart() -> None:
     }
     assert len(ids) == 5
     assert all(0 <= number < 2**63 for number in ids)
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"dataset_rows": 7}, "7 rows, not 100"),
-        ({"dataset_fingerprint": "e"}, "sampled rows"),
-        ({"plan_digest": "q"}, "other parameters"),
-        ({"numerics_fingerprint": "o"}, "o, not n"),
-        ({"steps_total": 7}, "7 steps, not"),
-        ({"environment": ("packages=einops 0.8",)}, "einops 0.8 for the job"),
-    ],
-)
-def test_disagreement_names_what_differs(change: dict[str, Any], word: str) -> None:
-    assert word in roster.disagreement(WARMED, replace(WARMED, **change))
-
-
-def test_reference_is_what_most_say_and_of_equals_the_first() -> None:
-    other = replace(WARMED, dataset_rows=7)
-    assert roster.reference([other, WARMED, WARMED]) is WARMED
-    assert roster.reference([other, WARMED]) is other
 
 
 # --- parts of a state: which workers together hold all of it -------------------------------------
@@ -315,11 +283,11 @@ def ring(mirrors: int = 1, *, but: str = "") -> list[Worker]:
 
 def test_a_part_is_in_memory_prepared_or_on_disk() -> None:
     one = holder("a", half(0), prepared=(1, 6), saved=(held((1, 3), half(2), "checkpoint"),))
-    assert roster.part_at(one, KEY) == roster.part_at(one, (1, 6)) == half(0)
-    assert roster.part_at(one, (1, 3)) == half(2)
-    assert roster.part_at(one, (1, 4)) == NOTHING
-    assert roster.part_at(holder("b"), (0, 0)) == NOTHING
-    assert roster.part_of(m.Held(job="j", generation=1, step=1, digest="", where="memory")) == WHOLE
+    assert states.part_at(one, KEY) == states.part_at(one, (1, 6)) == half(0)
+    assert states.part_at(one, (1, 3)) == half(2)
+    assert states.part_at(one, (1, 4)) == NOTHING
+    assert states.part_at(holder("b"), (0, 0)) == NOTHING
+    assert states.part_of(m.Held(job="j", generation=1, step=1, digest="", where="memory")) == WHOLE
 
 
 @pytest.mark.parametrize(("gone", "start"), [("", KEY), ("a", KEY), ("ac", KEY), ("ab", (0, 0))])
@@ -329,7 +297,7 @@ def test_a_state_is_started_from_only_if_all_of_it_is_there(
     workers = ring(but=gone)
     assert roster.start_key(divided_job(), workers) == start
     assert roster.newest_key(divided_job(), workers) == KEY
-    assert roster.covers(workers, KEY) == (start == KEY)
+    assert states.covers(workers, KEY) == (start == KEY)
 
 
 def test_a_step_that_some_have_committed_and_others_prepared_is_complete() -> None:
@@ -337,7 +305,7 @@ def test_a_step_that_some_have_committed_and_others_prepared_is_complete() -> No
     for one in workers[:2]:
         one.holdings.prepared = (1, 6)
     for one in workers[2:]:
-        one.holdings.held = held((1, 6), roster.part_at(one, KEY))
+        one.holdings.held = held((1, 6), states.part_at(one, KEY))
     assert roster.start_key(divided_job(), workers) == (1, 6)
 
 
@@ -361,13 +329,13 @@ def test_without_two_neighbours_the_newest_complete_checkpoint_counts() -> None:
 
 def test_the_assigned_part_follows_from_the_rank() -> None:
     job = divided_job(mirrors=2)
-    assert roster.assigned_part(job, "b") == held_shards(1, 4, 2)
-    assert roster.assigned_part(job, "x") == NOTHING
+    assert states.assigned_part(job, "b") == held_shards(1, 4, 2)
+    assert states.assigned_part(job, "x") == NOTHING
     plain = Job(id="j", spec={})
     plain.roster = ("a",)
-    assert roster.assigned_part(plain, "a") == WHOLE
-    assert roster.start_held(job, "b").part == tuple(held_shards(1, 4, 2).to_wire())
-    assert roster.start_held(plain, "a").part == ()
+    assert states.assigned_part(plain, "a") == WHOLE
+    assert states.start_held(job, "b").part == tuple(held_shards(1, 4, 2).to_wire())
+    assert states.start_held(plain, "a").part == ()
 
 
 @pytest.mark.parametrize(
@@ -375,41 +343,41 @@ def test_the_assigned_part_follows_from_the_rank() -> None:
 )
 def test_as_many_may_be_lost_as_there_are_mirrors(mirrors: int, names: str, spare: int) -> None:
     job = divided_job(mirrors=mirrors)
-    assert roster.redundancy(job, names) == spare
-    assert roster.can_spare(job, "a") == (mirrors > 0)
+    assert states.redundancy(job, names) == spare
+    assert states.can_spare(job, "a") == (mirrors > 0)
 
 
 def test_after_a_loss_one_less_may_be_lost() -> None:
-    assert roster.redundancy(divided_job(mirrors=1), "abc") == 0
-    assert roster.redundancy(divided_job(mirrors=1), "ab") == -1
-    assert roster.redundancy(divided_job(), "") is None
+    assert states.redundancy(divided_job(mirrors=1), "abc") == 0
+    assert states.redundancy(divided_job(mirrors=1), "ab") == -1
+    assert states.redundancy(divided_job(), "") is None
 
 
 def test_a_worker_that_is_alone_or_no_member_may_leave() -> None:
     job = divided_job(mirrors=0)
-    assert roster.can_spare(job, "x")
+    assert states.can_spare(job, "x")
     job.roster = ("a",)
-    assert roster.can_spare(job, "a")
+    assert states.can_spare(job, "a")
     plain = Job(id="j", spec={})
     plain.roster = ("a", "b")
-    assert roster.can_spare(plain, "a")
+    assert states.can_spare(plain, "a")
 
 
 def test_copies_are_counted_at_the_scarcest_shard() -> None:
-    assert roster.copies([]) == roster.copies([half(0, 1, 2)]) == 0
-    assert roster.copies([WHOLE, half(1), half(0, 2, 3)]) == 2
-    assert roster.copies([half(0, 1), half(1, 2), half(2, 3), half(3, 0)]) == 2
-    assert roster.scarce({"a": WHOLE}, 1) == NOTHING
-    assert roster.scarce({"a": half(1), "b": half(0)}, 0) == half(2, 3)
-    assert roster.scarce({"a": WHOLE, "b": half(1), "c": half(2, 1)}, 2) == half(0, 3)
-    assert roster.scarce({}, 2) == WHOLE
+    assert states.copies([]) == states.copies([half(0, 1, 2)]) == 0
+    assert states.copies([WHOLE, half(1), half(0, 2, 3)]) == 2
+    assert states.copies([half(0, 1), half(1, 2), half(2, 3), half(3, 0)]) == 2
+    assert states.scarce({"a": WHOLE}, 1) == NOTHING
+    assert states.scarce({"a": half(1), "b": half(0)}, 0) == half(2, 3)
+    assert states.scarce({"a": WHOLE, "b": half(1), "c": half(2, 1)}, 2) == half(0, 3)
+    assert states.scarce({}, 2) == WHOLE
 
 
 def test_few_workers_that_have_all_are_found() -> None:
     workers = ring()
-    assert [one.name for one in roster.needed(workers, KEY)] == ["a", "c"]
-    assert [one.name for one in roster.needed(ring(but="bc"), KEY)] == ["a", "d"]
-    assert roster.needed([], KEY) == roster.needed([holder("x")], KEY) == []
+    assert [one.name for one in states.needed(workers, KEY)] == ["a", "c"]
+    assert [one.name for one in states.needed(ring(but="bc"), KEY)] == ["a", "d"]
+    assert states.needed([], KEY) == states.needed([holder("x")], KEY) == []
 
 
 def chosen_names(workers: list[Worker], most: int, *bad: tuple[str, str]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dtd.cluster.events import Ticked
-from dtd.cluster.generation import roster
+from dtd.cluster.generation import states
 from dtd.wire import messages as m
 
 FEW, MANY = 16, 64
@@ -80,7 +80,7 @@ class Change:
         self.calls, driver.sent, driver.incidents = 0, [], []
         change()
         for name in freeze:
-            part = tuple(roster.assigned_part(driver.cluster.job, name).to_wire())
+            part = tuple(states.assigned_part(driver.cluster.job, name).to_wire())
             held = m.Held(
                 job="j-1", generation=number, step=3, digest="", where="memory", part=part
             )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtd.cluster.generation import roster
+from dtd.cluster.generation import roster, states
 from dtd.cluster.records import Worker
 from dtd.engine.shards import NOTHING, WHOLE, Division, ShardSet, united
 from dtd.errors import ProtocolError
@@ -145,7 +145,7 @@ def test_a_worker_without_a_link_to_a_server_stays_out() -> None:
 def test_the_loss_of_a_server_costs_no_step(driver: Any) -> None:
     number = running(driver)
     driver.commit(5)
-    assert roster.redundancy(driver.cluster.job, ALL) == 1
+    assert states.redundancy(driver.cluster.job, ALL) == 1
     driver.lost("ps-2")
     for name in (*WORKERS, "ps-1"):
         froze(driver, name, number, 5)

@@ -29,7 +29,7 @@ from dtd.security.credential import Credential
 from dtd.security.private_files import make_private_directory
 from dtd.security.token import Token
 from dtd.wire import messages as m
-from scripts.cluster.networks import COORDINATOR, HOST, free_port
+from scripts.cluster.networks import COORDINATOR, HOST, reserved_port
 from scripts.cluster.processes import GRACE_S, Child, exit_words, proc_bytes, stop_all
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
@@ -229,10 +229,10 @@ class Cluster:
 
         Args:
             callers: their roles and names.
-            address: where the coordinator will listen; None: a free port of this host.
+            address: where the coordinator will listen; None: a port of this host that it alone has.
         """
         state = self.state_dir(COORDINATOR)
-        self.address = at = address or Address(HOST, free_port())
+        self.address = at = address or Address(HOST, reserved_port())
         make_private_directory(state)
         authority = Authority.create(state / DIRECTORY)
         authority.equip((at,))

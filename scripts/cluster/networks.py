@@ -23,6 +23,7 @@ HOST: Final = "127.0.0.1"
 # Below the ephemeral ports: a client that calls a port without a listener may get that very port
 # as its own, and is then connected to itself.
 _PORTS: Final = range(20_000, 32_000)
+_HELD: Final[list[socket.socket]] = []
 _CONTROL_PORT: Final = 7117
 _DATA_PORT: Final = 7200
 _PROXY_PORT: Final = 7201
@@ -71,7 +72,7 @@ class Proxied(Loopback):
         self._control: dict[str, FaultProxy] = {}
         self._listen: dict[str, Address] = {}
         for name in workers:
-            self._listen[name] = Address(HOST, free_port())
+            self._listen[name] = Address(HOST, reserved_port())
             self.proxies[name] = FaultProxy(Address(HOST, 0), self._listen[name])
             self._control[name] = FaultProxy(self._socket(name), self.address)
             self.proxies[name].start()
@@ -177,13 +178,20 @@ def _host(name: str) -> str:
     return HUB if name == COORDINATOR else name
 
 
-def free_port() -> int:
-    """A port without a listener now."""
+def reserved_port() -> int:
+    """A port that no other process is given while this one lives; a daemon may listen there.
+
+    A bound socket that allows reuse, and does not listen, lets only such sockets listen as allow
+    reuse, too.  Others that look for a port set that option after they have bound.
+    """
     while True:
         port = random.choice(_PORTS)  # noqa: S311 - not a secret
-        with socket.socket() as probe:
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            return port
+        held = socket.socket()
+        try:
+            held.bind((HOST, port))
+        except OSError:
+            held.close()
+            continue
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _HELD.append(held)
+        return port

@@ -32,7 +32,7 @@ from dtd.security.credential import Credential
 from dtd.security.token import Token
 from dtd.wire import messages as m
 from dtd.wire.frames import frame_bytes
-from scripts.cluster.networks import free_port
+from scripts.cluster.networks import reserved_port
 from tests.integration.beyond import Beyond, hear, registering
 
 pytestmark = pytest.mark.integration
@@ -47,7 +47,7 @@ JOB = '[job]\nname = "spoken"\ntask = "digits"\nsteps = 4\nglobal_batch_size = 6
 
 class Coordinator(Beyond):
     def __init__(self, directory: Path) -> None:
-        self.metrics = free_port()
+        self.metrics = reserved_port()
         super().__init__(directory, "--metrics", f"127.0.0.1:{self.metrics}")
 
     def worker(self, credential: Credential) -> BlockingLink:

@@ -7,7 +7,7 @@ is meant completes the handshake.  A host that answers without the keys, or unde
 an attempt that failed.
 
 `Attempts` is pure: times in, indices out.  Its shells are `Dialling` (`dtd.net.addresses.dialling`)
-on the event loop, and `connect_tcp` and `first_link` (`dtd.net.clients.blocking_link`).
+on the event loop, and `first_link` (`dtd.net.clients.blocking_link`).
 """
 
 from __future__ import annotations

@@ -9,11 +9,9 @@ and `fetch_client` turn the first two into sentences.
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
 import queue
-import selectors
 import socket
 import threading
 import time
@@ -30,6 +28,8 @@ from dtd.wire import messages as m
 from dtd.wire.session import STAGING_BYTES, DataCredential, Received, Session, answer_of, hello
 
 _STAGING_BYTES: Final = 64 * 1024
+DEAD_END_S: Final = 1.0
+"""Time that an address of a name has while there is another one to try."""
 
 # Provides the memory of an announced payload, or None for memory of the link's own.  It may raise
 # ProtocolError.
@@ -48,53 +48,25 @@ def connect_tcp(address: Address, timeout_s: float) -> socket.socket:
         TimeoutError: none was open in time.
     """
     deadline_s = time.monotonic() + timeout_s
-    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    made = _first_connection(found, deadline_s)
+    *others, last = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    for one in others:
+        with contextlib.suppress(OSError):
+            return _connected(one, min(deadline_s, time.monotonic() + DEAD_END_S), timeout_s)
+    return _connected(last, deadline_s, timeout_s)
+
+
+def _connected(found: tuple[Any, ...], deadline_s: float, timeout_s: float) -> socket.socket:
+    """Connect to an address that `getaddrinfo` has found."""
+    family, kind, protocol, _, address = found
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.settimeout(_remaining_s(deadline_s, math.inf))
+        made.connect(address)
+    except BaseException:
+        made.close()
+        raise
     made.settimeout(timeout_s)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return made
-
-
-def _first_connection(found: Sequence[Any], deadline_s: float) -> socket.socket:
-    """Connect to one of the addresses that `getaddrinfo` has found."""
-    attempts, begun, failure = Attempts(len(found)), dict[int, socket.socket](), OSError()
-    with selectors.DefaultSelector() as waiting:
-        try:
-            while True:
-                while (index := attempts.start(time.monotonic())) is not None:
-                    try:
-                        begun[index] = _begin(*found[index])
-                        waiting.register(begun[index], selectors.EVENT_WRITE, index)
-                    except OSError as error:
-                        failure = error
-                        attempts.failed(index)
-                if attempts.over:
-                    raise failure
-                wait_s = min(attempts.next_s(), deadline_s) - time.monotonic()
-                for key, _ in waiting.select(max(0.0, wait_s)):
-                    made = begun.pop(key.data)
-                    waiting.unregister(made)
-                    code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                    if not code:
-                        return made
-                    made.close()
-                    failure = OSError(code, os.strerror(code))
-                    attempts.failed(key.data)
-                if time.monotonic() >= deadline_s:
-                    raise TimeoutError("timed out")
-        finally:
-            for one in begun.values():
-                one.close()
-
-
-def _begin(family: int, kind: int, number: int, _name: str, address: Any) -> socket.socket:
-    """Begin to connect."""
-    made = socket.socket(family, kind, number)
-    made.settimeout(0)
-    code = made.connect_ex(address)
-    if code not in (0, errno.EINPROGRESS):
-        made.close()
-        raise OSError(code, os.strerror(code))
     return made
 
 

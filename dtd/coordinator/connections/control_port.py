@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-import fcntl
 import ipaddress
 import os
 import resource
 import socket
-import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
@@ -27,6 +25,7 @@ from dtd.config import WORKER_USER, CoordinatorConfig
 from dtd.coordinator.containment import Refusals
 from dtd.coordinator.services.audit import Caller
 from dtd.errors import ConfigError, ErrorCode, ProtocolError
+from dtd.net.addresses.interfaces import interfaces, offered
 from dtd.net.clients.tls import clock
 from dtd.net.limits import ConnectionLimiter, Connections, connections_for
 from dtd.net.link import Link
@@ -213,10 +212,6 @@ class ControlPort:
 # Addresses for documentation: nothing is sent to them, the kernel only says how it would be.
 _ELSEWHERE: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 _DISCARD_PORT: Final = 9
-# netdevice(7): ask for the address of the interface that the request names.
-_SIOCGIFADDR: Final = 0x8915
-_REQUEST: Final = struct.Struct("256s")
-_ADDRESS_AT: Final = 20
 
 
 def advertised(setting: str, listen: Address) -> tuple[Address, ...]:
@@ -248,19 +243,10 @@ def _primary_host() -> str:
             host = str(asking.getsockname()[0])
             if not ipaddress.ip_address(host).is_loopback:
                 return host
-    for host in _interface_hosts():
-        if not ipaddress.ip_address(host).is_loopback:
-            return host
+    own = offered(interfaces(), ipv4_only=False)  # a network of its own may have no way out
+    if own:
+        return own[0]
     raise ConfigError(
         "this host has no address at which others could reach it",
         remedy="give one with --advertise HOST",
     )
-
-
-def _interface_hosts() -> Iterator[str]:
-    """The IPv4 addresses of this host's interfaces: a network of its own may have no way out."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(asking, _SIOCGIFADDR, _REQUEST.pack(name.encode()))
-                yield socket.inet_ntoa(answer[_ADDRESS_AT : _ADDRESS_AT + 4])

@@ -13,6 +13,7 @@ from dtd.config import CoordinatorConfig
 from dtd.coordinator.connections import control_port as module
 from dtd.coordinator.connections.control_port import ControlPort, advertised
 from dtd.errors import ConfigError, ProtocolError
+from dtd.net.addresses.interfaces import Interface
 from dtd.security.authority import Authority
 from dtd.security.identity import WORKER, Identity
 from dtd.wire import messages as m
@@ -23,12 +24,13 @@ def test_else_it_is_the_address_from_which_this_host_calls(
     listen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_ELSEWHERE", ((socket.AF_INET, "127.0.0.1"),))
-    assert "127.0.0.1" in [*module._interface_hosts()]
-    monkeypatch.setattr(module, "_interface_hosts", lambda: iter(["127.0.0.1"]))
+    own = Interface(hosts=("127.0.0.1",), is_virtual=False, mbit_per_s=0)
+    monkeypatch.setattr(module, "interfaces", lambda: [own])
     with pytest.raises(ConfigError, match="no address at which others could reach it") as caught:
         advertised("", Address(listen, 7117))
     assert "--advertise" in caught.value.remedy
-    monkeypatch.setattr(module, "_interface_hosts", lambda: iter(["127.0.0.1", "10.0.0.7"]))
+    ethernet = Interface(hosts=("10.0.0.7",), is_virtual=False, mbit_per_s=0)
+    monkeypatch.setattr(module, "interfaces", lambda: [own, ethernet])
     assert advertised("", Address(listen, 7117)) == (Address("10.0.0.7", 7117),)
     monkeypatch.setattr(module, "_primary_host", lambda: "10.0.0.9")
     assert advertised("", Address(listen, 7117)) == (Address("10.0.0.9", 7117),)

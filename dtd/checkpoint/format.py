@@ -46,9 +46,7 @@ Progress = Callable[[], None]
 
 FORMAT: Final = 2
 PART_FORMAT: Final = 3
-READABLE: Final = (1, 2, PART_FORMAT)
-"""Formats that load.  0.1.0 wrote format 1, without identity; a part has a format of its own, which
-a dtd that knows no parts refuses."""
+READABLE: Final = (FORMAT, PART_FORMAT)
 
 MANIFEST_FILE: Final = "manifest.json"
 TEMPORARY: Final = ".tmp-"
@@ -142,7 +140,7 @@ class JobFolder:
     """The directory of one job's checkpoints.
 
     Attributes:
-        identity: tells it from others of the same id; empty for a job of dtd 0.1.0.
+        identity: tells it from others of the same id.
     """
 
     directory: Path
@@ -181,8 +179,7 @@ def newest_complete(
             continue
         if manifest.identity == folder.identity:
             return Found(path, manifest)
-        whose = manifest.identity or "a job without identity, of dtd 0.1.0"
-        pass_over(path, f"it belongs to another job: {whose}")
+        pass_over(path, f"it belongs to another job: {manifest.identity}")
     return None
 
 

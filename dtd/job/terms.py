@@ -172,7 +172,7 @@ def identity_of(store_id: str, submitted_s: int, job_id: str, spec: Mapping[str,
 
 
 def folder_of(job_id: str, identity: str) -> str:
-    """Name of the directory of a job's checkpoints; of a job without identity (0.1.0), its id."""
+    """Name of the directory of a job's checkpoints; without an identity, its id."""
     return f"{job_id}.{_hash(identity, _TAG_CHARACTERS)}" if identity else job_id
 
 

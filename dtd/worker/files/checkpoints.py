@@ -45,16 +45,13 @@ log = structlog.get_logger()
 
 # --- a checkpoint of an ended job is deleted when the coordinator says so -----------------------
 #
-# What the coordinator names is checked before anything is touched: a directory that is called as a
-# checkpoint of that job would be, in the directory that is called after the job, with a manifest
-# that says the same.  Nothing else is ever removed.  Blocking; runs in a thread.
+# Only a directory goes that is called as a checkpoint of that job would be, in one that is called
+# after the job and its identity.  Blocking; runs in a thread.
 
 
 def drop_checkpoint(message: m.DropCheckpoint) -> str:
     """Delete it; returns why it is still there, empty when it is not."""
     path = Path(message.directory)
-    if not path.is_absolute() or ".." in path.parts:
-        return f"{path} is not an absolute path"
     expected = Path(folder_of(message.job, message.identity)) / checkpoint_name(
         message.generation, message.step
     )
@@ -63,24 +60,9 @@ def drop_checkpoint(message: m.DropCheckpoint) -> str:
     if path.is_symlink():
         return f"{path} is a link"
     try:
-        if not path.is_dir():
-            return ""
-        why = _stranger(path, message)
-        return why or _remove(path)
+        return _remove(path) if path.is_dir() else ""
     except OSError as error:
         return f"{path} cannot be deleted: {error.strerror or error}"
-
-
-def _stranger(path: Path, message: m.DropCheckpoint) -> str:
-    """Why this is not the checkpoint that is meant."""
-    try:
-        manifest = read_manifest(path)
-    except CheckpointError as error:
-        # A damaged one may go where the directory names the job beyond doubt.
-        return "" if message.identity else error.message
-    if (manifest.job, manifest.identity) != (message.job, message.identity):
-        return f"{path} belongs to another job: {manifest.identity or manifest.job}"
-    return ""
 
 
 def _remove(path: Path) -> str:

@@ -85,21 +85,11 @@ def order(path: Path, **changes: Any) -> m.DropCheckpoint:
     return m.DropCheckpoint(**{**values, "directory": str(path), **changes})
 
 
-def test_what_says_of_itself_that_it_is_another_s_stays(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path, identity="")
-    stranger = path.parent.with_name(folder_of("digits-1", IDENTITY))
-    path.parent.rename(stranger)
-    moved = stranger / path.name
-    assert "belongs to another job" in drop_checkpoint(order(moved))
-    assert moved.is_dir()
-
-
 def test_paths_that_lead_elsewhere(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "a")
     folder = path.parent.name
-    around = tmp_path / "a" / ".." / "a" / folder / path.name
-    assert "is not an absolute path" in drop_checkpoint(order(around))
-    assert "is not an absolute path" in drop_checkpoint(order(Path(folder) / path.name))
+    assert "is not called" in drop_checkpoint(order(path.parent))
+    assert "is not called" in drop_checkpoint(order(path, identity="another"))
     link = tmp_path / "b" / folder
     link.mkdir(parents=True)
     (link / path.name).symlink_to(path)

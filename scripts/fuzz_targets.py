@@ -157,7 +157,7 @@ def _credential(directory: Path, data: bytes) -> None:
 
 
 def _package(directory: Path, data: bytes) -> None:
-    with contextlib.suppress(TaskError):
+    with contextlib.suppress(TaskError, OSError):  # OSError: a name too long
         unpack(data, directory / "package")
     made = {path.relative_to(directory).parts[0] for path in directory.rglob("*")}
     assert made <= {"package"}, f"files beside the package: {made}"

@@ -5,9 +5,9 @@ time, one mode.  The same code has the same digest wherever and whenever it is p
 and kept once.  Byte code and hidden files are left out.  A link that leads out of the package is
 refused rather than followed: what it names is not part of the package, and may be a secret.
 
-The archive may come from anybody: only plain files and directories are made, under names that stay
-inside the new directory, within the limits of a package.  A worker keeps the newest packages; one
-is there whole or not at all, since it is unpacked beside its place and renamed.  Blocking.
+Only plain files are unpacked, under names that stay inside the new directory.  A worker keeps the
+newest packages; one is there whole or not at all, since it is unpacked beside its place and
+renamed.  Blocking.
 """
 
 from __future__ import annotations
@@ -27,15 +27,12 @@ from typing import Final
 from dtd.errors import TaskError
 from dtd.host.durable import synced
 from dtd.packages.limits import (
-    MAX_ARCHIVE_BYTES,
     MAX_CONTENT_BYTES,
     MAX_FILES,
-    MAX_FOLDERS,
     MAX_KEPT,
     MIB,
     check_transfer,
     checked_digest,
-    layout_fault,
     short,
 )
 from dtd.packages.requirements import MEMBER
@@ -50,8 +47,6 @@ _TAR_ERRORS: Final = (
     *(tarfile.TarError, OSError, ValueError, ArithmeticError, LookupError, EOFError),
     RecursionError,  # of headers that announce headers
 )
-_NAME_CHARACTERS: Final = 512
-_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +105,6 @@ def _check_sizes(sources: Sequence[Source], files: Sequence[PackageFile]) -> Non
         names = ", ".join(source.name for source in others)
         what += f" with {names}, which it imports from beside it,"
     if len(files) <= MAX_FILES and total_bytes <= MAX_CONTENT_BYTES:
-        fault = layout_fault(tuple(file.name.split("/")) for file in files)
-        if fault:
-            raise TaskError(
-                f"{what} cannot be shipped: {fault}",
-                remedy="install it on the workers and submit with --no-ship",
-            )
         return
     largest_bytes, largest = max(sizes)
     raise TaskError(
@@ -222,72 +211,40 @@ def unpack(content: bytes | bytearray, directory: Path) -> None:
     Raises:
         TaskError: the archive holds what a package must not hold; what was made stays, and is the
             caller's to remove.
-        OSError: the disk is at fault.
+        OSError: the disk is at fault, or a name is too long for it.
     """
-    if len(content) > MAX_ARCHIVE_BYTES:
-        raise _unfit(f"it has {len(content)} bytes, more than {MAX_ARCHIVE_BYTES}")
     members = _members(content)
     directory.mkdir(mode=0o755)
-    folders = {directory}
     for name, body in members:
-        target = directory.joinpath(*name)
+        target = directory / name
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            _write(target, body)
+            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
         except (FileExistsError, NotADirectoryError):
-            raise _unfit(f"it holds {'/'.join(name)!r} twice") from None
-        folders |= {folder for folder in target.parents if folder.is_relative_to(directory)}
-    for folder in folders:
-        folder.chmod(0o555)
+            raise _unfit(f"it holds {name!r} twice") from None
+        with synced(os.fdopen(descriptor, "wb")) as file:
+            file.write(body)
+    for folder, _folders, _files in os.walk(directory):
+        Path(folder).chmod(0o555)
 
 
-def _write(target: Path, body: bytes) -> None:
-    descriptor = os.open(target, _NEW_FILE, 0o444)
-    with synced(os.fdopen(descriptor, "wb")) as file:
-        file.write(body)
-
-
-def _members(content: bytes | bytearray) -> list[tuple[tuple[str, ...], bytes]]:
+def _members(content: bytes | bytearray) -> list[tuple[str, bytes]]:
     """Name and content of every file; directories follow from the names."""
-    found: list[tuple[tuple[str, ...], bytes]] = []
-    left_bytes = MAX_CONTENT_BYTES
+    found: list[tuple[str, bytes]] = []
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
-            for number, member in enumerate(tar):
-                left_bytes -= _checked_size(member)
-                if left_bytes < 0 or len(found) >= MAX_FILES or number >= MAX_FILES + MAX_FOLDERS:
-                    raise _unfit("it holds more than a package may")
-                name = _checked_name(member.name)
-                if member.type in _FILE_TYPES:
-                    body = tar.extractfile(member)
-                    assert body is not None
-                    found.append((name, body.read()))
-    except TaskError:
-        raise
+            for member in tar:
+                parts = member.name.split("/")
+                if not {"", ".", ".."}.isdisjoint(parts) or "\0" in member.name:
+                    raise _unfit(f"{member.name[:200]!r} is not a name inside it")
+                if member.type not in _FILE_TYPES or member.sparse is not None:
+                    raise _unfit(f"{member.name[:200]!r} is not a plain file")
+                body = tar.extractfile(member)
+                assert body is not None
+                found.append((member.name, body.read()))
     except _TAR_ERRORS as error:
         raise _unfit(f"it is not an archive: {error}") from None
-    fault = layout_fault(name for name, _body in found)
-    if fault:
-        raise _unfit(fault)
     return found
-
-
-def _checked_size(member: tarfile.TarInfo) -> int:
-    plain = member.type in (*_FILE_TYPES, tarfile.DIRTYPE) and member.sparse is None
-    if not plain or member.size < 0:
-        raise _unfit(f"{member.name[:200]!r} is neither a plain file nor a directory")
-    return member.size if member.type != tarfile.DIRTYPE else 0
-
-
-def _checked_name(name: str) -> tuple[str, ...]:
-    parts = tuple(name.split("/"))
-    try:
-        too_long = len(name) > _NAME_CHARACTERS or any(len(os.fsencode(p)) > 255 for p in parts)
-    except UnicodeError:
-        too_long = True
-    if too_long or "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
-        raise _unfit(f"{name[:200]!r} is not a name inside it")
-    return parts
 
 
 def _unfit(why: str) -> TaskError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Final
 
 from dtd.errors import TaskError
@@ -12,8 +11,6 @@ from dtd.text.names import DIGEST
 MIB: Final = 1024 * 1024
 MAX_CONTENT_BYTES: Final = 16 * MIB
 MAX_FILES: Final = 4096
-MAX_FOLDERS: Final = 4096
-MAX_DEPTH: Final = 32
 # A file costs two headers and padding besides its content.
 MAX_ARCHIVE_BYTES: Final = MAX_CONTENT_BYTES + MAX_FILES * 2048
 # Small, because heartbeats wait for a chunk that is on its way on the same connection.
@@ -54,22 +51,6 @@ def check_transfer(noun: str, found: str, digest: str) -> None:
             f" {short(found)}",
             remedy="submit the job again",
         )
-
-
-def layout_fault(files: Iterable[tuple[str, ...]]) -> str:
-    """Why files cannot lie in a package as they are named, as a clause; empty when they can.
-
-    Args:
-        files: their names, each cut at the slashes.
-    """
-    folders: set[tuple[str, ...]] = set()
-    for name in files:
-        if len(name) > MAX_DEPTH:
-            return f"{'/'.join(name)[:200]!r} is over {MAX_DEPTH} levels deep"
-        folders |= {name[:depth] for depth in range(1, len(name))}
-        if len(folders) > MAX_FOLDERS:
-            return f"it has over {MAX_FOLDERS} directories"
-    return ""
 
 
 def short(digest: str) -> str:

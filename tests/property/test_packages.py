@@ -47,7 +47,7 @@ def check_stays_inside(content: bytes) -> None:
         outer.mkdir(parents=True)
         before = everything(Path(made))
         place = outer / "place"
-        with contextlib.suppress(TaskError):
+        with contextlib.suppress(TaskError, OSError):  # OSError: a name too long
             unpack(content, place)
         after = [p for p in everything(Path(made)) if not p.is_relative_to(place)]
         assert after == before

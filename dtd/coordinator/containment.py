@@ -18,8 +18,8 @@ from typing import Final
 import structlog
 
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused
-from dtd.net.limits import Allowance
 from dtd.net.link import Link
+from dtd.net.rates import Allowance
 from dtd.text.shown import one_line
 
 log = structlog.get_logger()

@@ -1,4 +1,4 @@
-"""Limits: rates, and connections that have not authenticated.
+"""Limits on connections: those that have not authenticated, by address, and all of a process.
 
 Pure: clock values in, decisions out (protocol.md, "Security" and "Limits").
 """
@@ -7,87 +7,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter, OrderedDict
-from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final
 
-# ---
-# The token bucket behind every bounded rate: an amount per second, and a burst.
-#
-# Pure: the clock is an argument.  The owner of an allowance decides what it is for, and what
-# happens to the excess.
-
-
-@dataclass(slots=True)
-class Allowance:
-    """A token bucket: the amount that a caller may still do or send.
-
-    Attributes:
-        rate_per_s: amount added per second.
-        burst: largest saved amount, available at the start.
-    """
-
-    rate_per_s: float
-    burst: float
-    _left: float = -1.0
-    _filled_s: float | None = None
-
-    def left(self, now: float) -> float:
-        """The amount available now; below 0 while a debt is being repaid."""
-        if self._filled_s is None:
-            self._left = self.burst
-        else:
-            earned = max(0.0, now - self._filled_s) * self.rate_per_s
-            self._left = min(self.burst, self._left + earned)
-        self._filled_s = now
-        return self._left
-
-    def takes(self, amount: float, now: float) -> bool:
-        """Take this amount if it is available; returns whether it was."""
-        if self.left(now) < amount:
-            return False
-        self._left -= amount
-        return True
-
-    def spend(self, amount: float, now: float) -> None:
-        """Take this amount in any case; a shortfall becomes a debt."""
-        self.left(now)
-        self._left -= amount
-
-    def wait_s(self, now: float) -> float:
-        """The time until the debt is repaid; 0 without debt."""
-        return max(0.0, -self.left(now) / self.rate_per_s)
-
-
-# --- pacing: rates of many callers, each of which waits for its own -----------------------------
-#
-# Nothing is refused or lost: a caller that exceeds its rate is served later.
-# Pure: the clock is an argument, and the wait is returned.
-
-
-MAX_PACED: Final = 4096
-"""The least recent caller is forgotten: by then it has nothing to wait for."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Pacing:
-    """The same rate for each of many callers."""
-
-    rate_per_s: float
-    burst: float
-    _paced: OrderedDict[Hashable, Allowance] = field(default_factory=OrderedDict)
-
-    def wait_s(self, who: Hashable, now: float, amount: float = 1.0) -> float:
-        """Return the seconds to wait before asking again; 0: continue, `amount` has been taken."""
-        allowance = self._paced.pop(who, None) or Allowance(self.rate_per_s, self.burst)
-        self._paced[who] = allowance
-        while len(self._paced) > MAX_PACED:
-            self._paced.popitem(last=False)
-        wait_s = allowance.wait_s(now)
-        if not wait_s:
-            allowance.spend(amount, now)
-        return wait_s
-
+from dtd.net.rates import Allowance
 
 PER_ADDRESS: Final = 16
 IN_ALL: Final = 128
@@ -193,8 +116,9 @@ class ConnectionLimiter:
         oldest = next(iter(self._unproven.values()), None)
         return None if oldest is None else oldest.since_s + self.patience_s
 
-    def __len__(self) -> int:
-        return len(self._unproven)
+    def newest(self) -> int | None:
+        """Return the connection to close when the process can open no more files."""
+        return next(reversed(self._unproven), None)
 
     def _too_fast(self, origin: str, now: float) -> str:
         """Why an address, or all unknown addresses, must wait; empty if not."""
@@ -259,15 +183,10 @@ def _parsed(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     return mapped or address
 
 
-# --- the connections of all listeners of one process ---------------------------------------------
-
-
 MOST_CONNECTIONS: Final = 4096
 RESERVED_DESCRIPTORS: Final = 64
 """Reserved for the store, the log, credentials and packages, which must always be writable."""
 FEWEST_CONNECTIONS: Final = 16
-
-ConnectionT = TypeVar("ConnectionT", bound=Hashable)
 
 
 def connections_for(descriptors: int) -> int:
@@ -276,36 +195,8 @@ def connections_for(descriptors: int) -> int:
 
 
 @dataclass(slots=True)
-class Connections(Generic[ConnectionT]):
-    """The number of open connections, and which of them have not authenticated."""
+class OpenConnections:
+    """The connections of all listeners of a process: how many there are, and may be."""
 
-    in_all: int
-    _unproven: dict[ConnectionT, None] = field(default_factory=dict)
-    _proven: set[ConnectionT] = field(default_factory=set)
-
-    @property
-    def most_unproven(self) -> int:
-        """The most of them that may be unauthenticated."""
-        return min(IN_ALL, self.in_all // 4)
-
-    def opened(self, connection: ConnectionT) -> str:
-        """Count a new connection; returns why there is no room, empty when there is."""
-        if len(self._unproven) + len(self._proven) >= self.in_all:
-            return f"{self.in_all} connections are open"
-        self._unproven[connection] = None
-        return ""
-
-    def proven(self, connection: ConnectionT) -> None:
-        """The other side of a connection has authenticated."""
-        if connection in self._unproven:
-            del self._unproven[connection]
-            self._proven.add(connection)
-
-    def gone(self, connection: ConnectionT) -> None:
-        """A connection has ended."""
-        self._unproven.pop(connection, None)
-        self._proven.discard(connection)
-
-    def newest_unproven(self) -> ConnectionT | None:
-        """Return the one to close when the host has no descriptor left."""
-        return next(reversed(self._unproven), None)
+    most: int
+    open: int = 0

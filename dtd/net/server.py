@@ -21,7 +21,7 @@ from dtd import diagnostics
 from dtd.address import ANY_IPV4, ANY_IPV6, Address, SocketPath
 from dtd.errors import ConfigError
 from dtd.net.clients.tls import tls_fault
-from dtd.net.limits import AUTHENTICATE_WITHIN_S, ConnectionLimiter, Connections
+from dtd.net.limits import AUTHENTICATE_WITHIN_S, ConnectionLimiter, OpenConnections
 from dtd.net.local_socket import bound_socket, remove_socket
 from dtd.security import identity
 from dtd.security.identity import Identity, LocalUsers, peer_groups, peer_uid
@@ -57,9 +57,6 @@ class Connection(Protocol):
 
 ConnectionT = TypeVar("ConnectionT", bound=Connection)
 
-# A server and its key for a connection, by which connections are counted.
-Place = tuple["Server[Any]", int]
-
 # Called with (address, reason) for each connection that ended before its first message.
 Refused = Callable[[str, str], None]
 
@@ -78,7 +75,7 @@ class Server(Generic[ConnectionT]):
 
     Args:
         connection_limiter: bounds unauthenticated callers; None: callers need not authenticate.
-        connections: bounds all callers, on all listeners of this process that use it.
+        connections: bounds all callers, on all listeners of this process that share it.
         refused: called for connections that ended before their first message.
     """
 
@@ -87,12 +84,12 @@ class Server(Generic[ConnectionT]):
         new_link: Callable[[], ConnectionT],
         *,
         connection_limiter: ConnectionLimiter | None = None,
-        connections: Connections[Place] | None = None,
+        connections: OpenConnections | None = None,
         refused: Refused = lambda _host, _why: None,
     ) -> None:
         self._new_link = new_link
         self._connection_limiter = connection_limiter
-        self._connections = connections or Connections(in_all=MAX_CONNECTIONS)
+        self._connections = connections or OpenConnections(MAX_CONNECTIONS)
         self._refused = refused
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
@@ -180,7 +177,6 @@ class Server(Generic[ConnectionT]):
         for key, caller in self._callers.items():
             if caller.link is link and self._connection_limiter is not None:
                 self._connection_limiter.proven(key)
-                self._connections.proven((self, key))
 
     # --- accepting ---------------------------------------------------------------------------
 
@@ -209,18 +205,17 @@ class Server(Generic[ConnectionT]):
         key = next(self._keys)
         try:
             host, who = self._look_at(accepted)
-            refusal = self._connections.opened((self, key)) or self._ask_connection_limiter(
-                key, host, who
-            )
         except BaseException:
             accepted.close()
-            self._connections.gone((self, key))
             raise
+        refusal = f"{self._connections.most} connections are open"
+        if self._connections.open < self._connections.most:
+            refusal = self._ask_connection_limiter(key, host, who)
         if refusal:
             accepted.close()
-            self._connections.gone((self, key))
             self._refused(host, refusal)
             return
+        self._connections.open += 1
         link = self._new_link()
         link.identity = who
         link.on_lost = lambda: self._gone(key)
@@ -278,15 +273,18 @@ class Server(Generic[ConnectionT]):
     def _gone(self, key: int) -> bool:
         if self._connection_limiter is not None:
             self._connection_limiter.gone(key, asyncio.get_running_loop().time())
-        self._connections.gone((self, key))
-        return self._callers.pop(key, None) is not None
+        return self._forget(key) is not None
+
+    def _forget(self, key: int) -> _Caller[ConnectionT] | None:
+        caller = self._callers.pop(key, None)
+        self._connections.open -= caller is not None
+        return caller
 
     def _make_room(self) -> None:
         """No descriptors are left: close the newest unauthenticated connection."""
-        newest = self._connections.newest_unproven()
+        newest = self._connection_limiter.newest() if self._connection_limiter is not None else None
         if newest is not None:
-            server, key = newest
-            server.turn_out(key, "there is no room for more connections")
+            self.turn_out(newest, "there is no room for more connections")
 
     def turn_out(self, key: int, why: str) -> None:
         """Close a connection, and log the reason on this host."""
@@ -296,8 +294,8 @@ class Server(Generic[ConnectionT]):
             self._drop(key)
 
     def _drop(self, key: int) -> None:
-        caller = self._callers.pop(key)
-        self._connections.gone((self, key))
+        caller = self._forget(key)
+        assert caller is not None
         caller.link.abort()
         with contextlib.suppress(OSError):  # this ends a handshake in progress
             caller.socket.shutdown(socket.SHUT_RDWR)

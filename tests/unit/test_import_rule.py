@@ -45,20 +45,29 @@ MAY_IMPORT: dict[str, set[str]] = {
     "observe.step_parts": set(),
     "observe.comparison": {"errors", "job", "observe.series", "rules", "text"},
     "observe": BASE | {"observe.pyramid", "observe.series", "wire"},
-    "observe.metrics": BASE | {"cluster", "doctor", "net.limits", "wire"},
+    "observe.metrics": BASE | {"cluster", "doctor", "net.limits", "net.rates", "wire"},
     "observe.sinks": BASE | {"cluster", "wire"},
     "observe.report": BASE | {"observe.series", "observe.step_parts", "packages", "wire"},
     "observe.web": BASE
-    | {"net", "net.limits", "observe.report", "observe.step_parts", "security", "wire"},
+    | {
+        "net",
+        "net.limits",
+        "net.rates",
+        "observe.report",
+        "observe.step_parts",
+        "security",
+        "wire",
+    },
     "doctor": PURE_BELOW,
     "cluster": {"diagnostics", "doctor", *PURE_BELOW},
     "registry": PURE_BELOW,
     "sweeps": {"cluster", *PURE_BELOW},
     "security": BASE | {"wire"},
-    "net.limits": set(),
+    "net.limits": {"net.rates"},
+    "net.rates": set(),
     "packages": {"errors", "host", "text"},
     "datasets": {"errors", "text"},
-    "net": BASE | {"cluster", "exchange.schedule", "net.limits", "security", "wire"},
+    "net": BASE | {"cluster", "exchange.schedule", "net.limits", "net.rates", "security", "wire"},
     "exchange": BASE | PURE_BELOW | {"exchange.api", "net", "observe.profile", "security"},
     "checkpoint": BASE | {"cluster", "engine", "net", "wire"},
     "tasks": BASE | {"engine"},
@@ -69,7 +78,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "own_loop": BASE | PURE_BELOW | {"exchange", "train"},
     "coordinator": BASE
     | PURE_BELOW
-    | {"checkpoint", "cluster", "net", "net.limits", "observe", "packages", "registry", "security"}
+    | {
+        "checkpoint",
+        "cluster",
+        "net",
+        "net.limits",
+        "net.rates",
+        "observe",
+        "packages",
+        "registry",
+        "security",
+    }
     | {"observe.comparison", "observe.metrics", "observe.profile"}
     | {"observe.sinks", "observe.web", "sweeps"},
     "worker": BASE
@@ -112,7 +131,7 @@ LIBRARIES_OF_TORCH = {"torch", "torchvision", "safetensors"}
 
 
 CONTRACTS = {
-    *(("exchange", "api"), ("exchange", "schedule"), ("net", "limits")),
+    *(("exchange", "api"), ("exchange", "schedule"), ("net", "limits"), ("net", "rates")),
     *(("observe", name) for name in ("comparison", "metrics", "profile")),
     *(("observe", name) for name in ("pyramid", "report", "series", "sinks", "step_parts", "web")),
 }

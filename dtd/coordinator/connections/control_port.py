@@ -27,9 +27,9 @@ from dtd.coordinator.services.audit import Caller
 from dtd.errors import ConfigError, ErrorCode, ProtocolError
 from dtd.net.addresses.interfaces import interfaces, offered
 from dtd.net.clients.tls import clock
-from dtd.net.limits import ConnectionLimiter, Connections, connections_for
+from dtd.net.limits import IN_ALL, ConnectionLimiter, OpenConnections, connections_for
 from dtd.net.link import Link
-from dtd.net.server import Place, Server
+from dtd.net.server import Server
 from dtd.security import identity
 from dtd.security.authority import DIRECTORY, Authority, open_authority
 from dtd.security.credential_book import REVOKED_REMEDY
@@ -62,14 +62,13 @@ class ControlPort:
         self._config = config
         files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         endless = files == resource.RLIM_INFINITY
-        self.connections: Connections[Place] = Connections(
-            in_all=connections_for(MOST_FILES if endless else files)
-        )
+        self.connections = OpenConnections(connections_for(MOST_FILES if endless else files))
+        unproven = min(IN_ALL, self.connections.most // 4)
         self._turned_away = turned_away
         self._server, self._socket = [
             Server(
                 new_link,
-                connection_limiter=ConnectionLimiter(in_all=self.connections.most_unproven),
+                connection_limiter=ConnectionLimiter(in_all=unproven),
                 connections=self.connections,
                 refused=self.note_refusal,
             )

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from dtd.net.limits import Pacing
 from dtd.net.link import Link
+from dtd.net.rates import Pacing
 from dtd.security.identity import LOCAL
 from dtd.wire import messages as m
 from dtd.wire.frames import HOLD, Hold

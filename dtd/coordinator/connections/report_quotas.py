@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from dtd.coordinator.store.database import StoreThread, Turn
 from dtd.coordinator.store.store import Store
-from dtd.net.limits import Allowance
+from dtd.net.rates import Allowance
 from dtd.wire import messages as m
 
 LINES: Final = "lines"

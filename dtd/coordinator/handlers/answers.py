@@ -11,8 +11,8 @@ from typing import Final
 
 from dtd.coordinator.containment import Containment
 from dtd.errors import DtdError, ErrorCode, ProtocolError
-from dtd.net.limits import Pacing
 from dtd.net.link import Link
+from dtd.net.rates import Pacing
 from dtd.wire import messages as m
 
 UNREAD_S: Final = 30.0

@@ -22,8 +22,9 @@ from dtd.coordinator.handlers.answers import acquire
 from dtd.coordinator.services.audit import Caller
 from dtd.coordinator.store.database import Turn
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
-from dtd.net.limits import Pacing, origin_of
+from dtd.net.limits import origin_of
 from dtd.net.link import Link
+from dtd.net.rates import Pacing
 from dtd.security import admission
 from dtd.security.admission import Admitted, Renewal
 from dtd.security.authority import Authority, Enrolment

@@ -24,7 +24,7 @@ import structlog
 from dtd.coordinator.services.audit_file import BEGUN, CUT, DONE, FAILED, REFUSED, AuditFile, Entry
 from dtd.coordinator.store.database import StoreThread, Turn
 from dtd.errors import DtdError, RequestRefused
-from dtd.net.limits import Allowance, Pacing
+from dtd.net.rates import Allowance, Pacing
 from dtd.security.identity import STRANGER, Identity
 from dtd.text.shown import one_line
 from dtd.wire import messages as m

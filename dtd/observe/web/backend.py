@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from dtd.address import Address
 from dtd.errors import RequestRefused
-from dtd.net.limits import Connections
-from dtd.net.server import Place
+from dtd.net.limits import OpenConnections
 from dtd.security.authority import Authority
 from dtd.security.identity import OPERATOR, VIEWER, Identity
 from dtd.security.token import Token
@@ -69,7 +68,7 @@ class Backend:
     tells: Callable[[], Mapping[str, Any]]
     failed: Callable[[Exception], None]
     refused: Callable[[str, str], None]
-    connections: Connections[Place]
+    connections: OpenConnections
     sessions_file: Path
     local_settings: str
 

@@ -28,7 +28,8 @@ import structlog
 from aiohttp import web
 
 from dtd.errors import ConfigError, DtdError
-from dtd.net.limits import Pacing, origin_of
+from dtd.net.limits import origin_of
+from dtd.net.rates import Pacing
 from dtd.observe.web.backend import Backend, WebCaller
 from dtd.observe.web.http import HTTP_LOGIN, HTTP_TOO_MANY, KEY_HEADER, refused
 from dtd.security.identity import VIEWER, Identity

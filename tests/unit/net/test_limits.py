@@ -7,7 +7,6 @@ import pytest
 from dtd.net import limits as bounds
 from dtd.net.limits import (
     ConnectionLimiter,
-    Connections,
     Verdict,
     origin_of,
 )
@@ -21,12 +20,12 @@ def test_when_there_is_no_room_all_that_has_most_makes_way() -> None:
     key = 0
     for address in range(20):
         for _ in range(bounds.PER_ADDRESS // 2):
-            if len(door) < bounds.IN_ALL:
+            if len(door._unproven) < bounds.IN_ALL:
                 door.arrived(key, f"10.0.0.{address}", 0.0)
                 key += 1
-    assert len(door) == bounds.IN_ALL
+    assert len(door._unproven) == bounds.IN_ALL
     assert door.arrived(2000, "10.8.8.8", 0.0) == Verdict(dropped=(0,))
-    assert len(door) == bounds.IN_ALL
+    assert len(door._unproven) == bounds.IN_ALL
     assert 1000 in door.overdue(10.0)
 
 
@@ -83,15 +82,3 @@ def test_where_somebody_is_known_others_are_let_in_before_strangers() -> None:
     assert not door.arrived(1001, "10.0.0.1", 0.0).refusal
     assert door.arrived(1002, "10.0.0.1", 0.0).dropped != (1001,)
     assert door.arrived(1003, "10.0.0.1", 0.0) == Verdict(dropped=(1001,))
-
-
-def test_there_is_an_end_to_all_connections_and_the_newest_stranger_makes_room():
-    connections: Connections[int] = Connections(in_all=3)
-    assert connections.opened(1) == connections.opened(2) == connections.opened(3) == ""
-    assert connections.opened(4) == "3 connections are open"
-    connections.proven(3)
-    assert connections.newest_unproven() == 2
-    for _ in range(2):
-        connections.gone(2)
-    connections.proven(2)
-    assert connections.opened(4) == ""

@@ -8,7 +8,7 @@ import pytest
 
 from dtd.address import Address
 from dtd.errors import ConfigError
-from dtd.net.limits import Connections
+from dtd.net.limits import ConnectionLimiter, OpenConnections
 from dtd.net.link import Link
 from dtd.net.server import Server
 from dtd.wire import messages as m
@@ -21,7 +21,11 @@ class Welcoming:
     """Welcomes everyone, and counts."""
 
     def __init__(self):
-        self.server = Server(self._new_link, connections=Connections(in_all=2))
+        self.server = Server(
+            self._new_link,
+            connection_limiter=ConnectionLimiter(),
+            connections=OpenConnections(2),
+        )
         self.gone = asyncio.Queue()
 
     def _new_link(self):

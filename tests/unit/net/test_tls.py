@@ -126,7 +126,7 @@ async def test_both_sides_know_each_other_and_large_payloads_pass(
     assert (accepted.identity.role, accepted.identity.name) == ("worker", "host7")
     assert calling.link.identity is not None
     assert calling.link.identity.role == "coordinator"
-    assert len(listening.door) == 0
+    assert len(listening.door._unproven) == 0
     for number in range(4):
         payload = bytes([number + 1]) * MIB
         calling.link.send(m.JobOutput(job="j", rank=0), memoryview(payload))
@@ -152,7 +152,7 @@ async def test_a_credential_of_another_cluster_does_not_get_in(
     await calling.call(address, foreign)
     assert await soon(calling.ended) is not None
     assert await soon(listening.refused.get()) == "its certificate is from another cluster"
-    assert len(listening.door) == 0
+    assert len(listening.door._unproven) == 0
 
 
 async def test_an_expired_credential_does_not_get_in(
@@ -202,7 +202,7 @@ async def test_a_peer_that_dawdles_is_dropped_in_time(authority: Authority, says
     assert await soon(reader.read()) == b""
     writer.close()
     assert "did not authenticate within 0.1 s" in await soon(made.refused.get())
-    assert len(made.door) == 0
+    assert len(made.door._unproven) == 0
     made.server.close(m.Goodbye())
 
 
@@ -229,7 +229,7 @@ async def test_a_flood_delays_nobody_that_is_connected(
             if number % 50 == 0:
                 calling.link.send(m.JobOutput(job="j", rank=0), b"x")
                 await soon(calling.received.get())
-    assert len(listening.door) <= connection_limiter.PER_ADDRESS
+    assert len(listening.door._unproven) <= connection_limiter.PER_ADDRESS
     assert not calling.link.closing
     for writer in writers:
         writer.transport.abort()

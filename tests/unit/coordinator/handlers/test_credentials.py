@@ -15,7 +15,7 @@ from dtd.coordinator.containment import Containment
 from dtd.coordinator.handlers.answers import Answers
 from dtd.coordinator.handlers.credentials import Joins, Renewals
 from dtd.errors import ConfigError, RequestRefused
-from dtd.net.limits import Pacing
+from dtd.net.rates import Pacing
 from dtd.wire import messages as m
 
 PATIENCE_S = 60.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dtd.engine.rounds import Rounds
-from dtd.engine.sampler import Ledger, Position, position_of_step, slice_bounds, steps_per_epoch
+from dtd.engine.sampler import Position, position_of_step, slice_bounds, steps_per_epoch
 from dtd.engine.shares import DECIDE_EVERY_STEPS, applies, starts
 from dtd.errors import TaskError
 from dtd.job import JobSpec
@@ -76,11 +76,11 @@ class JobPlan:
         """Determine the rounds from the job's strategy."""
         object.__setattr__(self, "rounds", Rounds.of(self.spec.strategy))
 
-    def following(self, ledger: Ledger) -> JobPlan:
-        """Return the plan for a state with this ledger."""
-        seed, begun = ledger.seed, None
-        if ledger.committed and seed is not None and seed != self.spec.job.seed:
-            begun = (ledger.epoch, seed)
+    def following(self, position: Position, seed: int | None) -> JobPlan:
+        """Return the plan for a state at this position, whose epoch was begun with this seed."""
+        begun = None
+        if position.offset and seed is not None and seed != self.spec.job.seed:
+            begun = (position.epoch, seed)
         return replace(self, begun=begun)
 
     def order_seed(self, epoch: int) -> int:

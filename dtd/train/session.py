@@ -210,7 +210,7 @@ class JobSession:
         self.engine.replaced(key)
         self.strategy.replaced()
         self._rewind()
-        self.plan = self.plan.following(self.replica.ledger)
+        self.plan = self.plan.following(self.replica.position, self.replica.ledger.seed)
         self.metrics, self.ended, self.callbacks.reason = {}, "", ""
         self.checkpoints.drop()
 

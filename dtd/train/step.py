@@ -328,7 +328,8 @@ def _advance(session: JobSession, record: StepRecord, used: UsedRows) -> None:
         seed = plan.order_seed(position.epoch)
         replica.advance(position, plan.global_rows(step), seed=seed)
         record.epoch = position.epoch
-    replica.ledger.amend(missing=record.rows_missing, repeated=record.rows_repeated)
+    replica.ledger.rows_missing += record.rows_missing
+    replica.ledger.rows_repeated += record.rows_repeated
     if session.data.stream is not None:
         replica.stream = session.stream_position
         session.data.stream.committed(replica.step * session.spec.job.global_batch_size)

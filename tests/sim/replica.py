@@ -9,7 +9,6 @@ row or used one twice.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from pathlib import Path
 from dtd.checkpoint.format import checkpoint_name
 from dtd.checkpoint.writer import Rules, retain
 from dtd.cluster.generation.branches import Branch
-from dtd.engine.sampler import Ledger
 from dtd.engine.shards import ShardSet
 from dtd.wire import messages as m
 from tests.sim import rows, shards
@@ -44,7 +42,6 @@ class State:
         content: hash over all steps.
         lineage: hash over all steps and the generations that committed them.
         data: the data on which it is trained.
-        ledger: the ledger of its rows, as JSON.
         corrupt: its content was changed by flipped bits; known only to the oracle.
         changed: the entries that were changed in this way.
         atoms: this worker's atoms of a sharded state (`tests.sim.shards`).
@@ -56,7 +53,6 @@ class State:
     content: str
     lineage: str
     data: Data = DATA
-    ledger: str = ""
     corrupt: bool = False
     changed: frozenset[int] = frozenset()
     atoms: Atoms = ()
@@ -93,7 +89,6 @@ class State:
 
 def fresh(job: str, data: Data = DATA, *, sharded: bool = False) -> State:
     """The state before the first step."""
-    ledger = json.dumps(Ledger(data.length).to_mapping())
     content = expected(job, 0, data)
     return State(
         job=job,
@@ -102,17 +97,13 @@ def fresh(job: str, data: Data = DATA, *, sharded: bool = False) -> State:
         content=content,
         lineage="",
         data=data,
-        ledger=ledger,
         atoms=shards.whole(content) if sharded else (),
     )
 
 
 def after_commit(state: State, generation: int, total: int, *, steps: int = 1) -> State:
     """The state after one more round, in which the ring's sum of the rows was `total`."""
-    ledger = Ledger.from_mapping(json.loads(state.ledger))
     for step in range(state.step, state.step + steps):
-        epoch, places = rows.places(state.data, step, rank=0, world_size=1)
-        ledger.commit(epoch, places)
         assert rows.follows(state.data, step), "a step does not begin where the last one ended"
     return replace(
         state,
@@ -120,7 +111,6 @@ def after_commit(state: State, generation: int, total: int, *, steps: int = 1) -
         step=state.step + steps,
         content=_hash(state.content, str(total)),
         lineage=_hash(state.lineage, f"{generation}:{state.step}"),
-        ledger=json.dumps(ledger.to_mapping()),
         atoms=shards.changed(state.atoms, lambda content: _hash(content, str(total))),
     )
 

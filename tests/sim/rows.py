@@ -3,8 +3,7 @@
 A rank sums a number for each row of its slice; the ring adds the sums of all ranks, and the result
 becomes part of the state.  A row that is omitted, or used twice, therefore changes the state.
 Workers determine their rows with the product's code (`dtd.engine.sampler`,
-`dtd.train.data.sampling`) and keep its ledger; the values that the oracle expects are computed here
-independently.
+`dtd.train.data.sampling`); the values that the oracle expects are computed here independently.
 """
 
 from __future__ import annotations
@@ -162,16 +161,3 @@ def _order(data: Data, epoch: int) -> list[int]:
     wrong = Counter(rows) - Counter(range(data.length))
     assert not wrong, f"rows {sorted(wrong)} come twice in an epoch of {data.length}"
     return rows
-
-
-@cache
-def entered(data: Data, step: int) -> tuple[int, int]:
-    """(epoch, number of its committed rows) after a number of steps."""
-    batches = -(-data.length // data.batch)
-    return step // batches, (step % batches) * data.batch
-
-
-@cache
-def page_of(committed: int, data: Data) -> bytes:
-    """The page of a ledger that records the first `committed` positions of an epoch."""
-    return ((1 << committed) - 1).to_bytes(-(-data.length // 8), "little") if committed else b""

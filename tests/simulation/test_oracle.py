@@ -1,6 +1,5 @@
 """The judge itself: every rule is broken here once, and noticed."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -399,14 +398,6 @@ def test_result_on_all_disks_there_are(oracle: Oracle) -> None:
     job = done()
     job.spec["checkpoint"]["copies"] = 2
     oracle.ended(job, written=True)
-
-
-def test_ledger_that_forgets_rows(oracle: Oracle) -> None:
-    assign = running(oracle, an_assign())
-    known = json.loads(state(1).ledger)
-    forgetful = json.dumps({**known, "bits": ""})
-    with pytest.raises(Broken, match="the ledger forgets rows"):
-        oracle.committed(assign, replace(state(1), ledger=forgetful))
 
 
 def test_member_that_does_not_say_that_it_has_left(oracle: Oracle) -> None:

@@ -178,7 +178,7 @@ class Replica:
         base_lrs: learning rate of each parameter group before the job's schedule.
         scaler: of the loss.
         trained: names and parameters that are not frozen.
-        ledger: which places of an epoch's order were committed.
+        ledger: counts the rows that were not used as planned.
         step: committed steps.
         updates: committed steps that were not skipped.
         skipped_in_row: committed steps since the last update, all of them skipped.
@@ -246,18 +246,14 @@ class Replica:
         """Committed steps that updated nothing."""
         return self.step - self.updates
 
+    @property
+    def position(self) -> Position:
+        """The place of the next row."""
+        return Position(self.epoch, self.offset)
+
     def advance(self, position: Position, rows: int, *, seed: int) -> None:
-        """Count a committed step of `rows` rows at `position`.
-
-        Args:
-            position: where it began.
-            rows: of its plan.
-            seed: whose order they are in.
-
-        The ledger is kept by place: an epoch's order is a bijection, and places cost nothing.
-        """
+        """Count a committed step of `rows` rows at `position`, in the order of this seed."""
         after = advance(position, rows, self.ledger.length)
-        self.ledger.commit(position.epoch, range(position.offset, position.offset + rows))
         self.ledger.seed = seed
         self.step += 1
         self.epoch, self.offset = after.epoch, after.offset
@@ -400,7 +396,7 @@ def build_replica(
         base_lrs=[],
         scaler=loss_scaler(spec.train.precision),
         trained=trained,
-        ledger=Ledger(epoch_rows),
+        ledger=Ledger(length=epoch_rows),
         own=OwnState(task),
         strategy=spec.strategy.name,
         local_from=spec.strategy.local_from,
@@ -475,7 +471,7 @@ def reset_replica(
     if replica.shards is not None:
         replica.shards.bind(replica.optimizer)
     replica.scaler = loss_scaler(spec.train.precision)
-    replica.ledger = Ledger(replica.ledger.length)
+    replica.ledger = Ledger(length=replica.ledger.length)
     replica.step = replica.updates = replica.skipped_in_row = 0
     replica.epoch = replica.offset = replica.ended_of = 0
     replica.early_stop, replica.stream = NOTHING_SEEN, None

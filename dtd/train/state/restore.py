@@ -38,7 +38,6 @@ from dtd.checkpoint.format import (
     read_manifest,
 )
 from dtd.checkpoint.tensor_file import FileInfo, Range, TensorFile, placed
-from dtd.engine.sampler import Position
 from dtd.errors import CheckpointError
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.text.shown import listed
@@ -292,7 +291,7 @@ def check_position(replica: Replica, plan: JobPlan) -> None:
             remedy="raise job.steps or job.epochs, or start from its weights only",
         )
     expected = plan.position(replica.step)
-    own = Position(replica.epoch, replica.offset)
+    own = replica.position
     if replica.ledger.length != plan.epoch_rows or expected != own:
         raise CheckpointError(
             f"step {replica.step} of the state is row {own.offset} of epoch {own.epoch} over"

@@ -177,7 +177,7 @@ def metadata(replica: Replica) -> dict[str, Any]:
         "skipped_in_row": replica.skipped_in_row,
         "epoch": replica.epoch,
         "offset": replica.offset,
-        "ledger": replica.ledger.to_mapping(),
+        "ledger": dataclasses.asdict(replica.ledger),
         "loss_scale": replica.scaler.scale,
         "loss_scale_good_steps": replica.scaler.good_steps,
         PARAMETERS: replica.grouped,

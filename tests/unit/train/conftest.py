@@ -41,7 +41,7 @@ def replica(name: str = "adamw", width: int = 3, updates: int = 2) -> Replica:
         base_lrs=[0.1],
         scaler=loss_scaler("float16"),
         trained=trained,
-        ledger=Ledger(10),
+        ledger=Ledger(length=10),
     )
     for update in range(updates):
         generator = torch.Generator().manual_seed(update)

@@ -40,31 +40,8 @@ from dtd.train.state.owned_updates import OwnedUpdates
 from dtd.train.step import check_skips, commit, contribute
 
 
-def train(
-    session: JobSession,
-    ring: Collective,
-    writers: AbstractSet[int],
-    voters: AbstractSet[int] | None = None,
-    servers: int = 0,
-    names: Sequence[str] = (),
-) -> Outcome:
-    """Train the task until the job or the generation ends; the arguments are those of `Loop`."""
-    loop = Loop(session, ring, writers, voters, servers, names)
-    try:
-        loop.begin()
-        while loop.open():
-            loop.compute()
-            loop.commit()
-    except BaseException:
-        session.profiler.end_generation(ring, waits=False)
-        raise
-    assert loop.outcome is not None
-    session.profiler.end_generation(ring, waits=loop.outcome.kind in ("finished", "stopped"))
-    return loop.outcome
-
-
 class Loop:
-    """The steps of one generation, driven from outside: `begin`, then `open`, `compute`, `commit`.
+    """The steps of one generation.
 
     Args:
         session: the job's session.
@@ -73,9 +50,6 @@ class Loop:
         voters: ranks that already held the initial state; None for all.
         servers: how many of the last ranks are parameter servers.
         names: of the workers, in rank order.
-
-    Attributes:
-        outcome: how the generation ended; None while it goes on.
     """
 
     def __init__(
@@ -83,11 +57,11 @@ class Loop:
         session: JobSession,
         ring: Collective,
         writers: AbstractSet[int],
-        voters: AbstractSet[int] | None = None,
-        servers: int = 0,
-        names: Sequence[str] = (),
+        voters: AbstractSet[int] | None,
+        servers: int,
+        names: Sequence[str],
     ) -> None:
-        self.outcome: Outcome | None = None
+        self._outcome: Outcome | None = None
         self._session = session
         self._ring = ring
         self._writes = ring.rank in writers
@@ -105,8 +79,28 @@ class Loop:
         self._met = False
         self._begun_s = 0.0
 
-    def begin(self) -> None:
-        """Prepare this rank for the generation."""
+    def run(self) -> Outcome:
+        """Train until the job or the generation ends.
+
+        Raises:
+            RingBroken: the generation is over; a computed step may be committed by other ranks.
+            DivergenceError: replicas differ.
+            TaskError: the task failed, or too many steps in a row were skipped.
+        """
+        profiler, ring = self._session.profiler, self._ring
+        try:
+            self._begin()
+            while self._open():
+                self._compute()
+                self._commit()
+        except BaseException:
+            profiler.end_generation(ring, waits=False)
+            raise
+        assert self._outcome is not None
+        profiler.end_generation(ring, waits=self._outcome.kind in ("finished", "stopped"))
+        return self._outcome
+
+    def _begin(self) -> None:
         session, ring, step = self._session, self._ring, self._session.replica.step
         session.servers = self._servers
         session.strategy.regroup(
@@ -122,14 +116,9 @@ class Loop:
             session.checkpoints.drop()  # a digest, and a draft, of results that may be replaced now
             self._copy_owned()
 
-    def open(self) -> bool:
-        """Open the next step and do what is due before it; False if the generation has ended.
-
-        Raises:
-            RingBroken: the generation is over.
-            DivergenceError: replicas differ.
-        """
-        if self.outcome is not None:
+    def _open(self) -> bool:
+        """Open the next step and do what is due before it; False if the generation has ended."""
+        if self._outcome is not None:
             return False
         session, ring, strategy = self._session, self._ring, self._session.strategy
         session.profiler.advance(ring, session.replica.step)
@@ -154,15 +143,10 @@ class Loop:
         self._met = True
         if due.finish:
             self._finish(digest)
-        return self.outcome is None
+        return self._outcome is None
 
-    def compute(self) -> None:
-        """Compute this rank's part of the open step while it is sent, and wait for the sums.
-
-        Raises:
-            RingBroken: the generation is over.
-            TaskError: the task's `loss` does not return a loss.
-        """
+    def _compute(self) -> None:
+        """Compute this rank's part of the open step while it is sent, and wait for the sums."""
         session, marks = self._session, self._session.profiler.marks
         self._begun_s = time.perf_counter()
         marks.begin_step()
@@ -173,14 +157,8 @@ class Loop:
         marks.ended(COLLECT)
         session.engine.prepare()
 
-    def commit(self) -> None:
-        """Vote on the computed step and commit it; then do what is due after it.
-
-        Raises:
-            RingBroken: the generation is over; the step may be committed by the other ranks.
-            DivergenceError: replicas differ.
-            TaskError: too many steps in a row were skipped.
-        """
+    def _commit(self) -> None:
+        """Vote on the computed step and commit it; then do what is due after it."""
         session, ring, record = self._session, self._ring, self._record
         replica, marks = session.replica, session.profiler.marks
         flags = session.reporter.flags()
@@ -316,7 +294,7 @@ class Loop:
         """The job is complete: its state is agreed on and saved."""
         self._ring.close_step()
         self._session.checkpoints.flush()
-        self.outcome = _outcome(self._session, "finished", digest)
+        self._outcome = _outcome(self._session, "finished", digest)
 
     def _end_early(self, kind: OutcomeKind, *, agrees: bool) -> None:
         """End the generation, after one more agreement on the state if it is due.
@@ -325,7 +303,7 @@ class Loop:
         """
         session, ring, strategy = self._session, self._ring, self._session.strategy
         if not agrees:
-            self.outcome = _outcome(session, kind, b"")
+            self._outcome = _outcome(session, kind, b"")
             return
         step = session.replica.step
         residuals = [] if kind == "stopped" else strategy.unsent(step)
@@ -345,7 +323,7 @@ class Loop:
         handoff.finish()
         ring.close_step()
         session.checkpoints.flush()
-        self.outcome = _outcome(session, kind, digest)
+        self._outcome = _outcome(session, kind, digest)
 
 
 def commit_at_take_over(session: JobSession) -> None:

@@ -29,7 +29,7 @@ from dtd.exchange.api import Collective
 from dtd.host.process_memory import mapped_blocks
 from dtd.job import JobSpec
 from dtd.train.data.rows import seed_generators
-from dtd.train.loop import commit_at_take_over, train
+from dtd.train.loop import Loop, commit_at_take_over
 from dtd.train.optim.task_optimizer import ignored_settings
 from dtd.train.profile import StepProfiler
 from dtd.train.record import (
@@ -458,7 +458,7 @@ class JobSessionRunner:
         self._world_size = collective.world_size
         try:
             with _in_words_of(session.task):
-                return train(session, collective, writers, voters, servers, names)
+                return Loop(session, collective, writers, voters, servers, names).run()
         except BaseException:
             session.strategy.undo_redistribution()
             if session.engine.interrupted():

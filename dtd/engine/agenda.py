@@ -92,11 +92,11 @@ def after_commit(
         digest_due: due by the step's number.
         last: no step follows.
     """
-    ends = word.stop or word.leave
-    checkpoint = checkpoint_due or last or word.checkpoint or ends
+    ends = word.flags.stop or word.flags.leave
+    checkpoint = checkpoint_due or last or word.flags.checkpoint or ends
     return AfterStep(
         checkpoint=checkpoint,
-        waits=word.checkpoint or ends,
+        waits=word.flags.checkpoint or ends,
         digest=digest_due and not checkpoint,
         ending=None if last else word.ending(flags),
         agree=ends,

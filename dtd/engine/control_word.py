@@ -21,12 +21,6 @@ DIGEST_BYTES: Final = 16
 NO_DIGEST_STEP: Final = -1
 _ENTRY: Final = struct.Struct("!BBq16s")
 
-CHECKPOINT: Final = 0x04
-STOP: Final = 0x08
-LEAVE: Final = 0x10
-YIELD: Final = 0x20
-_KNOWN: Final = CHECKPOINT | STOP | LEAVE | YIELD
-
 
 T = TypeVar("T")
 
@@ -60,70 +54,24 @@ class Flags(NamedTuple):
         )
 
 
+NO_FLAGS: Final = Flags()
+_BITS: Final = (0x04, 0x08, 0x10, 0x20)
+"""Of the flags, in their order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlEntry:
     """One rank's entry at the end of a step.
 
     Attributes:
-        checkpoint: it requests a checkpoint after this step.
-        stop: it requests the end of the job after this step.
-        leave: it will leave after this step.
-        yield_: it requests the end of the generation after this step.
+        flags: its requests.
         digest_step: step after which `digest` was taken, NO_DIGEST_STEP for none.
         digest: 16-byte hash of parameters, buffers and optimizer state.
     """
 
-    checkpoint: bool = False
-    stop: bool = False
-    leave: bool = False
-    yield_: bool = False
+    flags: Flags = NO_FLAGS
     digest_step: int = NO_DIGEST_STEP
     digest: bytes = b""
-
-    @classmethod
-    def saying(
-        cls, flags: Flags, *, digest_step: int = NO_DIGEST_STEP, digest: bytes = b""
-    ) -> ControlEntry:
-        """The entry of a rank that is ready to commit."""
-        return cls(**flags._asdict(), digest_step=digest_step, digest=digest)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlWord:
-    """All entries, reduced; equal on every rank.
-
-    Attributes:
-        commit: no digests differ.
-        checkpoint: some rank requests a checkpoint.
-        stop: some rank requests the end of the job.
-        leave: some rank leaves.
-        yield_: some rank requests the end of the generation.
-        digest_step: step of the digests that were compared, NO_DIGEST_STEP for none.
-        digest_agreed: the digests are equal; None when there was none to compare.
-        dissenters: ranks whose digest is not the most common one.
-        majority: more than half of the voters have the most common one.
-    """
-
-    commit: bool
-    checkpoint: bool
-    stop: bool
-    leave: bool
-    yield_: bool
-    digest_step: int
-    digest_agreed: bool | None
-    dissenters: tuple[int, ...]
-    majority: bool
-
-    def ending(self, flags: Flags) -> Ending | None:
-        """Return the generation's ending after this step, if any, for the rank with these `flags`.
-
-        A stop takes precedence: the job is over for leaving ranks, too.
-        """
-        if self.stop:
-            return "stopped"
-        if self.leave:
-            return "left" if flags.leave else "yielded"
-        return "yielded" if self.yield_ else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +111,35 @@ def compare(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlWord:
+    """All entries, reduced; equal on every rank.
+
+    Attributes:
+        flags: what some rank requests.
+        compared: the comparison of the digests; None when there was none to compare.
+    """
+
+    flags: Flags
+    compared: Comparison | None
+
+    @property
+    def commit(self) -> bool:
+        """No digests differ."""
+        return self.compared is None or not self.compared.dissenters
+
+    def ending(self, own: Flags) -> Ending | None:
+        """Return the generation's ending after this step, if any, for a rank with these flags.
+
+        A stop takes precedence: the job is over for leaving ranks, too.
+        """
+        if self.flags.stop:
+            return "stopped"
+        if self.flags.leave:
+            return "left" if own.leave else "yielded"
+        return "yielded" if self.flags.yield_ else None
+
+
 def encode_entry(entry: ControlEntry) -> bytes:
     """An entry as the payload of a SMALL_GATHER frame.
 
@@ -175,12 +152,7 @@ def encode_entry(entry: ControlEntry) -> bytes:
             f"control word entry: digest of {len(entry.digest)} bytes"
             f" for digest step {entry.digest_step}"
         )
-    flags = (
-        CHECKPOINT * entry.checkpoint
-        | STOP * entry.stop
-        | LEAVE * entry.leave
-        | YIELD * entry.yield_
-    )
+    flags = sum(bit for bit, is_set in zip(_BITS, entry.flags, strict=True) if is_set)
     return _ENTRY.pack(FORMAT, flags, entry.digest_step, entry.digest.ljust(DIGEST_BYTES, b"\0"))
 
 
@@ -193,15 +165,12 @@ def decode_entry(data: bytes) -> ControlEntry:
     if len(data) != _ENTRY.size:
         raise _bad(f"{len(data)} bytes, not {_ENTRY.size}")
     layout, flags, digest_step, digest = _ENTRY.unpack(data)
-    if layout != FORMAT or flags & ~_KNOWN:
+    if layout != FORMAT or flags & ~sum(_BITS):
         raise _bad(f"format {layout} with flags {flags:#04x} is not known")
     if digest_step < NO_DIGEST_STEP:
         raise _bad(f"digest of step {digest_step}")
     return ControlEntry(
-        checkpoint=bool(flags & CHECKPOINT),
-        stop=bool(flags & STOP),
-        leave=bool(flags & LEAVE),
-        yield_=bool(flags & YIELD),
+        flags=Flags(*(bool(flags & bit) for bit in _BITS)),
         digest_step=digest_step,
         digest=digest if digest_step != NO_DIGEST_STEP else b"",
     )
@@ -230,27 +199,16 @@ def read_words(words: Sequence[bytes], read: Callable[[bytes], T]) -> list[T]:
     return said
 
 
-def reduce_entries(
-    payloads: Sequence[bytes], *, voters: Collection[int] | None = None
-) -> ControlWord:
-    """Reduce all ranks' entries, given in rank order, to the one verdict; `voters` as in `compare`.
+def reduce_entries(payloads: Sequence[bytes]) -> ControlWord:
+    """Reduce all ranks' entries, given in rank order, to the one verdict.
 
     Raises:
         UnreadableWord: an entry cannot be read.
     """
     entries = read_words(payloads, decode_entry)
     digests = [(entry.digest_step, entry.digest) for entry in entries]
-    digest_step = max(step for step, _ in digests)
-    compared = compare(digests, voters=voters)
-    agreed = None if digest_step == NO_DIGEST_STEP else not compared.dissenters
+    has_digest = any(step != NO_DIGEST_STEP for step, _ in digests)
     return ControlWord(
-        commit=agreed is not False,
-        checkpoint=any(entry.checkpoint for entry in entries),
-        stop=any(entry.stop for entry in entries),
-        leave=any(entry.leave for entry in entries),
-        yield_=any(entry.yield_ for entry in entries),
-        digest_step=digest_step,
-        digest_agreed=agreed,
-        dissenters=compared.dissenters,
-        majority=compared.majority,
+        flags=Flags(*map(any, zip(*(entry.flags for entry in entries), strict=True))),
+        compared=compare(digests) if has_digest else None,
     )

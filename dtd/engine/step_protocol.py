@@ -262,25 +262,19 @@ class StepProtocol:
             digest: 16 bytes.
         """
         self._expect("entry")
-        return encode_entry(ControlEntry.saying(flags, digest_step=digest_step, digest=digest))
+        return encode_entry(ControlEntry(flags=flags, digest_step=digest_step, digest=digest))
 
-    def judge(
-        self, entries: Sequence[bytes], *, voters: Collection[int] | None = None
-    ) -> ControlWord:
+    def judge(self, entries: Sequence[bytes]) -> ControlWord:
         """Reduce all ranks' entries, in rank order; the step is to be committed if `commit` is set.
 
         A complete list proves that every rank has prepared the step.  If digests
         differ, the results are void.
 
-        Args:
-            entries: one for each rank.
-            voters: ranks whose digests count for a majority; None for all.
-
         Raises:
             UnreadableWord: an entry cannot be read.
         """
         self._expect("judge")
-        word = reduce_entries(entries, voters=voters)
+        word = reduce_entries(entries)
         if word.commit:
             self.phase = Phase.DECIDED
         else:

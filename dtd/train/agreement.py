@@ -230,11 +230,10 @@ def exchange(session: JobSession, ring: Collective, flags: Flags) -> ControlWord
     digest_step, digest = session.checkpoints.deferred.said
     entry = engine.entry(flags, digest_step=digest_step, digest=digest)
     word = engine.judge(ring.gather(entry))
-    if not word.commit:
-        session.discard()
-        result = Comparison(dissenters=word.dissenters, majority=word.majority)
-        raise _diverged(session, ring, result, disputed)
-    if word.digest_agreed:
+    if word.compared is not None:
+        if word.compared.dissenters:
+            session.discard()
+            raise _diverged(session, ring, word.compared, disputed)
         session.checkpoints.agreed()
     return word
 

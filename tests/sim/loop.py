@@ -85,7 +85,9 @@ def train(session: JobSession, ring: RingEndpoint) -> Routine:
         yield from _report(session, ring, state, digests=after.checkpoint)
         if after.ending is not None:
             if after.agree:
-                hands_on = session.hands_on and not word.stop  # some ranks leave, others continue
+                hands_on = (
+                    session.hands_on and not word.flags.stop
+                )  # some ranks leave, others continue
                 leaves = (after.ending == "left") if hands_on else None
                 yield from _end_early(session, ring, exchange_number, leaves)
             return after.ending
@@ -207,10 +209,9 @@ def _vote(
     entry = session.engine.entry(flags, digest_step=digest_step, digest=digest)
     words = yield from _exchange(ring, entry)
     word = session.engine.judge(words)
-    if not word.commit:
-        compared = Comparison(dissenters=word.dissenters, majority=word.majority)
+    if word.compared is not None and word.compared.dissenters:
         digests = [decode_entry(one).digest for one in words]
-        yield from _diverge(session, ring, digest_step, compared, digests, None)
+        yield from _diverge(session, ring, digest_step, word.compared, digests, None)
     if session.pending is not None:
         _agreed(session, ring, session.pending)
     return word

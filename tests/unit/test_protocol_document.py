@@ -16,7 +16,7 @@ import pytest
 
 import dtd.errors
 from dtd.engine import control_word
-from dtd.engine.control_word import DIGEST_BYTES, ControlEntry, reduce_entries
+from dtd.engine.control_word import DIGEST_BYTES, ControlEntry, Flags, reduce_entries
 from dtd.engine.digests import ShardDigests
 from dtd.errors import DtdError, ErrorCode
 from dtd.exchange.schedule.chunks import BucketShape, cut
@@ -280,11 +280,11 @@ def test_control_word_layout_is_the_struct() -> None:
     assert sum(sizes) == len(control_word.encode_entry(ControlEntry()))
     for bits, name, combined, _means in flags:
         attribute = {"yield": "yield_"}.get(name, name.replace(" ", "_"))
-        entry = ControlEntry(**{attribute: True})  # type: ignore[arg-type]
+        entry = ControlEntry(flags=Flags(**{attribute: True}))
         data = control_word.encode_entry(entry)
         assert data[1] == int(bits, 16)
         word = reduce_entries([data, control_word.encode_entry(NOTHING)])
-        assert getattr(word, attribute) == (combined == "or")
+        assert getattr(word.flags, attribute) == (combined == "or")
 
 
 def test_layout_of_the_digests_of_shards_is_what_is_encoded() -> None:

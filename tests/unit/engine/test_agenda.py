@@ -40,7 +40,7 @@ def test_rows_are_divided_anew_in_time_and_by_a_new_generation() -> None:
 
 
 def word(*flags: Flags) -> ControlWord:
-    return reduce_entries([encode_entry(ControlEntry.saying(one)) for one in flags])
+    return reduce_entries([encode_entry(ControlEntry(flags=one)) for one in flags])
 
 
 def after(said: Flags, other: Flags | None = None, **facts: bool) -> AfterStep:

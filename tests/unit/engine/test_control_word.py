@@ -47,10 +47,7 @@ digests = st.one_of(
 def control_entries(draw: st.DrawFn) -> ControlEntry:
     step, digest = draw(digests)
     return ControlEntry(
-        checkpoint=draw(st.booleans()),
-        stop=draw(st.booleans()),
-        leave=draw(st.booleans()),
-        yield_=draw(st.booleans()),
+        flags=Flags(*(draw(st.booleans()) for _ in Flags._fields)),
         digest_step=step,
         digest=digest,
     )
@@ -62,7 +59,7 @@ def test_an_entry_survives_the_wire(entry: ControlEntry) -> None:
 
 
 def test_the_layout_is_the_documented_one() -> None:
-    entry = ControlEntry(checkpoint=True, digest_step=7, digest=A)
+    entry = ControlEntry(flags=Flags(checkpoint=True), digest_step=7, digest=A)
     assert encode_entry(entry) == ENTRY.pack(1, 0x04, 7, A)
 
 
@@ -101,24 +98,27 @@ def test_any_bytes_are_an_entry_or_a_protocol_error(data: bytes) -> None:
 
 def test_a_digest_of_another_step_dissents_though_its_bytes_are_equal() -> None:
     word = reduced(with_digest(A, step=7), with_digest(A, step=7), with_digest(A, step=6))
-    assert word.dissenters == (2,)
-    assert word.digest_step == 7
+    assert word.compared == Comparison(dissenters=(2,), majority=True)
 
 
 @given(tied=st.permutations([with_digest(A), with_digest(A), with_digest(B), with_digest(B)]))
 def test_a_tie_is_decided_by_the_digests_not_by_the_ranks(tied: list[ControlEntry]) -> None:
-    dissenters = reduced(*tied).dissenters
-    assert [tied[rank].digest for rank in dissenters] == [A, A]
+    compared = reduced(*tied).compared
+    assert compared is not None
+    assert [tied[rank].digest for rank in compared.dissenters] == [A, A]
 
 
 @given(entries=st.lists(control_entries(), min_size=1, max_size=9))
 def test_the_verdict_is_the_and_or_or_of_the_entries(entries: list[ControlEntry]) -> None:
     word = reduced(*entries)
-    assert word.commit == (word.digest_agreed is not False)
-    for field in ("checkpoint", "stop", "leave", "yield_"):
-        assert getattr(word, field) == any(getattr(e, field) for e in entries)
-    assert bool(word.dissenters) == (word.digest_agreed is False)
-    assert len(word.dissenters) < len(entries)
+    for field in Flags._fields:
+        assert getattr(word.flags, field) == any(getattr(e.flags, field) for e in entries)
+    if word.compared is None:
+        assert word.commit
+        assert not any(entry.digest for entry in entries)
+    else:
+        assert word.commit == (not word.compared.dissenters)
+        assert len(word.compared.dissenters) < len(entries)
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,9 @@ def test_the_verdict_is_the_and_or_or_of_the_entries(entries: list[ControlEntry]
 def test_a_majority_is_more_than_half(
     digests: list[bytes], dissenters: tuple[int, ...], majority: bool
 ) -> None:
-    word = reduced(*(with_digest(digest) for digest in digests))
-    assert (word.dissenters, word.majority) == (dissenters, majority)
-    assert compare([(3, digest) for digest in digests]) == Comparison(
-        dissenters=dissenters, majority=majority
-    )
+    expected = Comparison(dissenters=dissenters, majority=majority)
+    assert reduced(*(with_digest(digest) for digest in digests)).compared == expected
+    assert compare([(3, digest) for digest in digests]) == expected
 
 
 @pytest.mark.parametrize(
@@ -162,9 +160,6 @@ def test_a_worker_that_has_copied_a_state_helps_it_to_no_majority(
 ) -> None:
     expected = Comparison(dissenters=dissenters, majority=majority)
     assert compare([(3, digest) for digest in digests], voters=voters) == expected
-    entries = [encode_entry(with_digest(digest)) for digest in digests]
-    word = reduce_entries(entries, voters=voters)
-    assert (word.dissenters, word.majority) == (dissenters, majority)
 
 
 def test_what_was_asked_stays_asked() -> None:
@@ -188,5 +183,5 @@ def test_what_was_asked_stays_asked() -> None:
     ],
 )
 def test_how_a_generation_ends_for_the_first_rank(said, ending) -> None:
-    word = reduce_entries([encode_entry(ControlEntry.saying(flags)) for flags in said])
+    word = reduce_entries([encode_entry(ControlEntry(flags=flags)) for flags in said])
     assert word.ending(said[0]) == ending

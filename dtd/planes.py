@@ -120,11 +120,6 @@ class PlaneCoder:
 def check_coded(coded_bytes: int, payload_bytes: int, item_bytes: int) -> int:
     """Check the lengths of a coded payload, before there is memory for it.
 
-    Args:
-        coded_bytes: length of the code.
-        payload_bytes: length of the payload that it stands for.
-        item_bytes: width of an element.
-
     Returns:
         The number of elements.
 

@@ -84,13 +84,6 @@ def after_commit(
     Before a stop or a leave the state is saved and agreed on once more; a mere yield needs neither:
     the next generation begins with an agreement.  A generation does not end early after the job's
     last step, which has its own end.
-
-    Args:
-        word: the control word of the committed step.
-        flags: this rank's flags in it.
-        checkpoint_due: due by the step's number.
-        digest_due: due by the step's number.
-        last: no step follows.
     """
     ends = word.flags.stop or word.flags.leave
     checkpoint = checkpoint_due or last or word.flags.checkpoint or ends

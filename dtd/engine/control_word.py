@@ -183,10 +183,6 @@ def _bad(why: str) -> ProtocolError:
 def read_words(words: Sequence[bytes], read: Callable[[bytes], T]) -> list[T]:
     """Read the words of all ranks, given and returned in rank order.
 
-    Args:
-        words: one of each rank.
-        read: reads one; raises ProtocolError when it is not one.
-
     Raises:
         UnreadableWord: a rank has said something else.
     """

@@ -46,18 +46,13 @@ class ShardDigests:
     segments: Mapping[int, bytes]
 
     def encode(self) -> bytes:
-        """Return it as a word of the ring."""
         parts = [_HEAD.pack(self.cut, len(self.segments)), self.common]
         parts += [_SEGMENT.pack(index, one) for index, one in sorted(self.segments.items())]
         return b"".join(parts)
 
     @classmethod
     def decode(cls, data: bytes) -> ShardDigests:
-        """Return what `encode` was called on.
-
-        Raises:
-            ProtocolError: BAD_PAYLOAD if it was not.
-        """
+        """Return what `encode` was called on; raises ProtocolError if it was not."""
         begin = _HEAD.size + DIGEST_BYTES
         if len(data) < begin:
             raise _refused(f"{len(data)} bytes")
@@ -72,12 +67,7 @@ class ShardDigests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """A part of a state that several ranks hold.
-
-    Attributes:
-        part: the shards.
-        holders: the ranks, in ascending order.
-    """
+    """A part of a state that several ranks hold."""
 
     part: ShardSet
     holders: tuple[int, ...]
@@ -97,11 +87,7 @@ class Tally:
 
 
 def combined(words: Sequence[bytes], cut: int) -> Tally:
-    """Return the digests of a state that all ranks have hashed, each the segments that it holds.
-
-    Args:
-        words: `ShardDigests` of all ranks, in rank order.
-        cut: number of segments into which the state is cut.
+    """Return the digests of a state from all ranks' `ShardDigests`, in rank order.
 
     Raises:
         UnreadableWord: a rank's word cannot be read, or is of another cut.
@@ -241,7 +227,6 @@ class DeferredDigest:
         return self.pending.step, self.pending.digest
 
     def matches(self, step: int, digest: bytes) -> bool:
-        """Whether all ranks agreed on the pending digest."""
         return self.pending is not None and (self.pending.step, self.pending.digest) == (
             step,
             digest,
@@ -253,7 +238,6 @@ class DeferredDigest:
         return pending
 
     def drop(self) -> None:
-        """Discard the pending digest: no agreement on it will follow."""
         self.pending = None
 
 

@@ -36,13 +36,7 @@ MOST_COMPARED: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Elements of a flat bucket, and where they are in a window's buffer.
-
-    Attributes:
-        at: index of the first one in the buffer.
-        start: index of the first one in the whole flat bucket.
-        stop: one past the last one there.
-    """
+    """Elements [start, stop) of a flat bucket, the first of them at `at` in a window's buffer."""
 
     at: int
     start: int
@@ -64,12 +58,9 @@ class RegroupWindow:
     taken: tuple[tuple[tuple[int, ShardSet], ...], ...]
 
     def bounds(self, elements: int) -> tuple[int, ...]:
-        """Return the bounds of the segments of the window's buffer (`BucketShape.bounds`).
+        """Return the bounds of the segments of the buffer for a bucket of so many elements.
 
         The last one is the size of the buffer.  Rank r contributes segment (r + 1) mod N.
-
-        Args:
-            elements: of the flat bucket.
         """
         ranks = len(self.given)
         sizes = (
@@ -79,12 +70,7 @@ class RegroupWindow:
         return tuple(accumulate(sizes, initial=0))
 
     def gives(self, rank: int, elements: int) -> list[Piece]:
-        """Return the pieces that a rank writes to the buffer before the all-gather.
-
-        Args:
-            rank: the rank.
-            elements: of the flat bucket.
-        """
+        """Return the pieces that a rank writes to the buffer before the all-gather."""
         at = self.bounds(elements)[(rank + 1) % len(self.given)]
         pieces = []
         for start, stop in self.given[rank].ranges(elements):
@@ -93,12 +79,7 @@ class RegroupWindow:
         return pieces
 
     def takes(self, rank: int, elements: int) -> list[Piece]:
-        """Return the pieces that a rank reads from the buffer after the all-gather.
-
-        Args:
-            rank: the rank.
-            elements: of the flat bucket.
-        """
+        """Return the pieces that a rank reads from the buffer after the all-gather."""
         return [
             Piece(given.at + start - given.start, start, stop)
             for origin, part in self.taken[rank]
@@ -108,11 +89,7 @@ class RegroupWindow:
         ]
 
     def carried_elements(self, elements: int) -> int:
-        """Return how many elements all links together carry.
-
-        Args:
-            elements: of the flat bucket.
-        """
+        """Return how many elements of so large a bucket all links together carry."""
         return self.hops * self.bounds(elements)[-1]
 
 
@@ -129,15 +106,9 @@ class RegroupPlan:
     shared: tuple[Shared, ...]
 
     def taken(self, rank: int) -> ShardSet:
-        """Return the part that a rank receives in all windows together."""
         return united(part for window in self.windows for _, part in window.taken[rank])
 
     def carried_elements(self, elements: int) -> int:
-        """Return how many elements all links together carry.
-
-        Args:
-            elements: of the flat bucket.
-        """
         return sum(window.carried_elements(elements) for window in self.windows)
 
 

@@ -42,7 +42,6 @@ class Rounds:
 
     @classmethod
     def of(cls, strategy: StrategyTable) -> Self:
-        """The rounds of a job's [strategy] table."""
         if strategy.local_from is None:
             return cls()
         return cls(
@@ -53,12 +52,7 @@ class Rounds:
         )
 
     def end(self, step: int, steps_total: int = 0) -> int:
-        """The number of committed steps after the round that begins at `step`.
-
-        Args:
-            step: number of committed steps before it.
-            steps_total: steps of the job; 0 if that is not known.
-        """
+        """The step after the round that begins at `step`; `steps_total` is 0 if it is not known."""
         end = self._bounds(step)[1]
         return min(end, steps_total) if steps_total > step else end
 

@@ -63,19 +63,15 @@ class ShardSet:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of a state."""
         return self == WHOLE
 
     def __bool__(self) -> bool:
-        """Whether it is any part of a state."""
         return bool(self.intervals)
 
     def __or__(self, other: ShardSet) -> ShardSet:
-        """Return the union."""
         return ShardSet.of((*self.intervals, *other.intervals))
 
     def __sub__(self, other: ShardSet) -> ShardSet:
-        """Return the part of this set that is not in the other."""
         left = list(self.intervals)
         for start, stop in other.intervals:
             left = [
@@ -87,19 +83,13 @@ class ShardSet:
         return ShardSet.of(left)
 
     def __and__(self, other: ShardSet) -> ShardSet:
-        """Return the intersection."""
         return self - (self - other)
 
     def covers(self, other: ShardSet) -> bool:
-        """Whether it holds everything that the other one holds."""
         return not other - self
 
     def ranges(self, elements: int) -> list[tuple[int, int]]:
-        """Return the element ranges [start, stop) of a flat bucket that it stands for.
-
-        Args:
-            elements: of the bucket.
-        """
+        """Return the element ranges [start, stop) of a flat bucket that it stands for."""
         bounds = ((int(elements * start), int(elements * stop)) for start, stop in self.intervals)
         return [(start, stop) for start, stop in bounds if start < stop]
 
@@ -141,7 +131,6 @@ class ShardSet:
         return known
 
     def __str__(self) -> str:
-        """Return it in words, for explanations."""
         if not self:
             return "nothing"
         return "all" if self.is_whole else ", ".join(f"{a} to {b}" for a, b in self.intervals)
@@ -192,11 +181,9 @@ class Division:
         return ShardSet.segments(self.held(rank), self.segments)
 
     def own(self, rank: int) -> ShardSet:
-        """Return the part that a rank owns."""
         return ShardSet.segments(self.held(rank)[:1], self.segments)
 
     def owner(self, segment: int) -> int:
-        """Return the rank that owns a segment."""
         if self.servers:
             return self.world_size - self.servers + segment
         return (segment - 1) % self.world_size

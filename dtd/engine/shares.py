@@ -142,11 +142,6 @@ def divided(rows: int, costs: tuple[int, ...], least: int) -> tuple[int, ...]:
 
     A rank of lower cost never has fewer rows than one of higher cost.  If there are too few rows
     for `least` each, they are divided equally.
-
-    Args:
-        rows: to be divided.
-        costs: of each rank, above 0.
-        least: fewest rows of a rank.
     """
     ranks = len(costs)
     if not applies(rows, ranks, least):

@@ -226,12 +226,7 @@ class StepProtocol:
         self._as_built = False
 
     def begin(self, generation: int, *, steps: int = 1) -> None:
-        """Begin computing the step, in this generation.
-
-        Args:
-            generation: the generation that may commit it.
-            steps: number of the job's steps in it: a round counts all of its steps
-                (`dtd.engine.rounds`).
+        """Begin computing the step, of so many steps of the job, in this generation.
 
         Raises:
             LocalProtocolError: an older generation than the live state's cannot commit after it.
@@ -254,13 +249,7 @@ class StepProtocol:
     def entry(
         self, flags: Flags, *, digest_step: int = NO_DIGEST_STEP, digest: bytes = b""
     ) -> bytes:
-        """This rank's control word entry; only a rank that has prepared the step votes.
-
-        Args:
-            flags: the requests to this rank.
-            digest_step: committed steps of the state whose digest is compared, if any.
-            digest: 16 bytes.
-        """
+        """This rank's control word entry; only a rank that has prepared the step votes."""
         self._expect("entry")
         return encode_entry(ControlEntry(flags=flags, digest_step=digest_step, digest=digest))
 
@@ -329,12 +318,6 @@ def reaction(rank: int, *, step: int, dissenters: Collection[int], majority: boo
 
     Where all others copied the state of one rank, its vote alone is the majority, also if its
     bits have flipped.  Before the first step that costs nothing to rule out.
-
-    Args:
-        rank: the rank.
-        step: number of committed steps of the state.
-        dissenters: ranks whose state is not the most common one.
-        majority: more than half of the counted ranks hold the most common one.
     """
     if not majority:
         return Reaction.FORGET

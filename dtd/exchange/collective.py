@@ -49,14 +49,6 @@ class RingCollective(NodeCollective):
     It is created on the event loop, which uses `endpoint` and `explain` and reads `waiting_since`;
     everything else is called by the training thread.
 
-    Args:
-        bridge: posts calls onto the event loop.
-        assign: the generation.
-        server: the worker's data port.
-        agreed: called on the training thread once all ranks have agreed on the initial state.
-        context: TLS for all links, if the job requires it.
-        settings: the others of `RingEndpoint`.
-
     Attributes:
         assign: the generation.
         connect_data: opens connections for fetching this generation's state.

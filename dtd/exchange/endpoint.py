@@ -135,7 +135,6 @@ class RingEndpoint:
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes of ring and star, by route."""
         return [self.node] if self.star is None else [self.node, self.star.node]
 
     def connect(self) -> None:
@@ -152,7 +151,6 @@ class RingEndpoint:
         self._server.expect_ring(self.assign, self.accept, encrypted=self._context is not None)
 
     def traffic(self) -> Traffic:
-        """Return what was sent and received over all links."""
         after = self.links.get(self.neighbours.next)
         return Traffic(
             sent_bytes=sum(link.sent_bytes for link in self.links.values()),
@@ -198,7 +196,6 @@ class RingEndpoint:
             await asyncio.sleep(CONNECT_PAUSE_S)
 
     def _new_link(self, neighbour: Neighbour, handler: LinkHandler) -> CodingLink:
-        """Create the opening side of a link of this generation."""
         name = self.assign.roster[self.assign.rank].name
         hello = replace(self._pass.hello(neighbour.role, name), coding=PLANES)
         return CodingLink(
@@ -210,7 +207,6 @@ class RingEndpoint:
         )
 
     def _opened(self, neighbour: Neighbour, link: CodingLink, address: Address) -> None:
-        """A rank that this one has called has answered."""
         self.routes.answered(self.neighbours.members[neighbour], address)
         self._own(link, neighbour)
 
@@ -263,13 +259,11 @@ class RingEndpoint:
     # --- LinkHandler -------------------------------------------------------------------------
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
-        """A link is handed over once it is open."""
         raise AssertionError("a link that was open")
 
     def link_place(
         self, link: Link, message: m.Message, payload_bytes: int
     ) -> memoryview | Hold | None:
-        """Return where an incoming chunk is stored."""
         if isinstance(message, _NODE):
             neighbour = self._at[link]
             return self._node_of(neighbour).place(message, payload_bytes, link=neighbour.rank)
@@ -281,7 +275,6 @@ class RingEndpoint:
         return self.node
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """A chunk, a small gather or another message of a neighbour has arrived."""
         if self.neighbours.ended:
             return
         if isinstance(message, _NODE):
@@ -294,11 +287,6 @@ class RingEndpoint:
             self._check_heartbeat(message)
 
     def _check_heartbeat(self, message: m.Message) -> None:
-        """Check the generation of a heartbeat.
-
-        Raises:
-            ProtocolError: it is another one.
-        """
         assert isinstance(message, m.LinkHeartbeat)
         if message.generation != self.assign.generation:
             raise ProtocolError(
@@ -306,7 +294,6 @@ class RingEndpoint:
             )
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
-        """A neighbour's connection was lost, or it sent something invalid."""
         if link in self._lifelines:
             name = self._lifelines.pop(link)
             self.lose(RingLoss(suspect=name, evidence=ENDED, reason="its process has ended"))
@@ -316,7 +303,6 @@ class RingEndpoint:
     # --- ending ------------------------------------------------------------------------------
 
     def _on_silent(self, neighbour: Neighbour, now: float) -> None:
-        """A neighbour has been silent for too long."""
         silence_s = self._heartbeats.silence_s(neighbour, now)
         trickles = self._heartbeats.trickles(neighbour, now)
         link = self.links.get(neighbour)
@@ -343,7 +329,6 @@ class RingEndpoint:
     def send(
         self, rank: int, message: m.Chunk | m.SmallGather, payload: bytes | memoryview
     ) -> None:
-        """Send a message to a rank that is a stride after this one."""
         item_bytes = self.node.item_bytes(message.bucket) if isinstance(message, m.Chunk) else 0
         self.links[self.neighbours.ring[rank, True]].send(message, payload, item_bytes)
 
@@ -379,42 +364,28 @@ class RingEndpoint:
             then()
 
     def gather_done(self, entries: list[bytes]) -> None:
-        """All ranks' entries have arrived."""
         self.listener.gather_done(entries)
 
     # --- SharingLinks: what shared memory asks for ---------------------------------------------
 
     def is_next_on_this_host(self) -> bool:
-        """Whether the next rank is on this host, judging by addresses."""
         after = self.links.get(self.neighbours.next)
         return after is not None and after.is_same_host
 
     def tell_next(self, message: m.ShmOffer) -> None:
-        """Send an offer to the next rank."""
         self.links[self.neighbours.next].send(message)
 
     def tell_previous(self, message: m.ShmRequest | m.ShmMapped | m.ShmReleased) -> None:
-        """Send an answer to the previous rank."""
         self.links[self.neighbours.previous].send(message)
 
     def unreadable(self, error: ProtocolError) -> None:
-        """The memory that the previous rank offered is not readable: end the ring immediately."""
         link = self.links[self.neighbours.previous]
         link.fail(error)
         self.link_closed(link, error)
 
 
 class StarLinks:
-    """The way out of a star's node: to every server, or from a server to other ranks.
-
-    Args:
-        assign: the generation; its roster names servers.
-        endpoint: has the links.
-        chunk_bytes: most payload bytes in one frame.
-
-    Attributes:
-        node: the star's node.
-    """
+    """The way out of a star's node: to every server, or from a server to other ranks."""
 
     def __init__(self, assign: m.Assign, endpoint: RingEndpoint, *, chunk_bytes: int) -> None:
         self._endpoint = endpoint
@@ -439,7 +410,6 @@ class StarLinks:
         self.node = Node(machine, self)
 
     def end(self) -> None:
-        """Send nothing more."""
         self._outboxes.clear()
 
     # --- Links: what the star's node asks for --------------------------------------------------
@@ -467,7 +437,6 @@ class StarLinks:
         self._drain_if_sent(bucket)
 
     def gather_done(self, entries: list[bytes]) -> None:
-        """Small gathers use the ring."""
         raise AssertionError("a small gather in a star")
 
     # --- sending -----------------------------------------------------------------------------

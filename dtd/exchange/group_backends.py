@@ -144,7 +144,6 @@ class GlooGroup:
         return self._place
 
     def make(self, places: Sequence[bytes]) -> Any:
-        """Connect to all ranks; every connection of the group ends at one of their addresses."""
         for place in places:
             for line in place.decode().splitlines()[1:]:
                 host, _, port = line.rpartition(" ")
@@ -196,7 +195,6 @@ class NcclGroup:
         return self._rendezvous.place
 
     def make(self, places: Sequence[bytes]) -> Any:
-        """Connect to all ranks."""
         store = self._rendezvous.store(places[0])
         # Otherwise a thread of torch ends the whole process when a neighbour is lost.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
@@ -210,7 +208,6 @@ class NcclGroup:
         return group
 
     def end(self, group: Any) -> None:
-        """Abort the group, including operations that run on the GPU."""
         if group is not None:
             group.abort()
 

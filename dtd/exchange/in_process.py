@@ -94,7 +94,6 @@ class InProcessRing:
             self._ranks.append(collective)
 
     def collective(self, rank: int) -> NodeCollective:
-        """Return one rank's end of ring and star."""
         return self._ranks[rank]
 
     def break_ring(self, why: str) -> None:
@@ -107,7 +106,6 @@ class InProcessRing:
                 collective.ring_broken(RingLoss(reason=f"rank {rank}: {why}"))
 
     def send(self, route: int, sender: int, rank: int, message: Any, payload: Any) -> None:
-        """Append a frame to a link's queue."""
         # A copy, like the kernel's: the sender may use its memory again immediately.
         queue = self._queues.setdefault((route, sender, rank), deque())
         queue.append((message, bytes(payload)))
@@ -147,16 +145,13 @@ class _Links:
         self._ring, self._rank, self._route = ring, rank, route
 
     def send(self, rank: int, message: Chunk | SmallGather, payload: bytes | memoryview) -> None:
-        """Append to that link's queue."""
         self._ring.send(self._route, self._rank, rank, message, payload)
 
     def resume(self, rank: int) -> None:
         """Do nothing: a held frame stays in its queue and is offered again."""
 
     def bucket_done(self, bucket: int) -> None:
-        """The bucket holds its result."""
         self._ring.collective(self._rank).bucket_done(self._route, bucket)
 
     def gather_done(self, entries: list[bytes]) -> None:
-        """All ranks' entries have arrived."""
         self._ring.collective(self._rank).gather_done(entries)

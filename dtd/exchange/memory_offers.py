@@ -112,12 +112,7 @@ class SharedMemory:
         )
 
     def received(self, message: ShmOffer | ShmRequest | ShmMapped) -> None:
-        """Handle a neighbour's message about shared memory.
-
-        Raises:
-            ProtocolError: it belongs to another generation, refers to no offer, or requests the
-                same file again.
-        """
+        """Handle a neighbour's message about shared memory."""
         if message.generation != self._generation:
             raise ProtocolError(
                 ErrorCode.STALE_GENERATION, f"shared memory of generation {message.generation}"
@@ -137,7 +132,6 @@ class SharedMemory:
             self._is_mapped = True
 
     def _on_request(self, message: ShmRequest) -> None:
-        """The next rank requests the file of the present offer."""
         if self._is_requested:
             raise ProtocolError(ErrorCode.WRONG_STATE, f"offer {message.number} requested twice")
         self._is_requested = True
@@ -171,7 +165,6 @@ class SharedMemory:
         )
 
     def _on_memory(self, memory: MappedMemory) -> None:
-        """The memory named in the current SHM_OFFER has arrived."""
         assert self._offer_here is not None, "a mailbox without a SHM_OFFER"
         self._theirs, self._mailbox = memory, None
         number = self._offer_here.number

@@ -84,11 +84,6 @@ class Links(Protocol):
 class Node:
     """One rank's node of one generation's ring or star.  Called from one thread at a time.
 
-    Args:
-        machine: the state machine.
-        links: sends messages, and is notified of completed work.
-        shared: the memory shared with neighbours, if they may share memory.
-
     Attributes:
         sent_bytes: bytes of elements sent in the open step.
         spans: records buckets, gathers and chunks while the job is profiled; None otherwise.
@@ -134,14 +129,7 @@ class Node:
         may_add: int = 0,
         busy: BusyTime | None = None,
     ) -> None:
-        """Begin a step with these buckets; up to `may_add` more may be added.
-
-        Args:
-            step: its number.
-            buckets: those that are known already.
-            may_add: most buckets that may be added.
-            busy: counts the time in which something is in flight.
-        """
+        """Begin a step with these buckets; up to `may_add` more may be added."""
         self._buckets = buckets
         self._busy = busy or BusyTime()
         self.sent_bytes = 0
@@ -191,11 +179,6 @@ class Node:
         self, message: Chunk | SmallGather, payload_bytes: int, *, link: int
     ) -> memoryview | Hold | None:
         """Return memory for an announced payload, HOLD, or None to use the link's own memory.
-
-        Args:
-            message: the header.
-            payload_bytes: length of the payload.
-            link: the rank at the other end of the link.
 
         Raises:
             ProtocolError: it is not possible now.
@@ -420,23 +403,19 @@ class NodeCollective:
 
     @property
     def rank(self) -> int:
-        """This worker's position in the roster."""
         return self.nodes[RING].machine.rank
 
     @property
     def world_size(self) -> int:
-        """Length of the roster."""
         return self.nodes[RING].machine.world_size
 
     @property
     def generation(self) -> int:
-        """Number of the roster."""
         return self.nodes[RING].machine.generation
 
     # --- training thread -------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise if the ring is broken."""
         if self.why_broken:
             raise self.broken()
 
@@ -445,7 +424,6 @@ class NodeCollective:
         return RingBroken(self.why_broken, suspect=self.suspect, evidence=self.evidence)
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
-        """Begin a step; see `Collective.open_step`."""
         with self._changed:
             self._done.clear()
             self._when_done.clear()
@@ -455,7 +433,6 @@ class NodeCollective:
             self._hand_over(node.open_step, step, part, may_add, self._busy)
 
     def add(self, buckets: Sequence[BucketMemory]) -> None:
-        """Add buckets to the open step; see `Collective.add`."""
         for node, part in zip(self.nodes, self._routed(buckets), strict=True):
             if part:
                 self._hand_over(node.add, part)
@@ -471,7 +448,6 @@ class NodeCollective:
         return [tuple(part) for part in parts]
 
     def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
-        """Submit a full bucket; see `Collective.start`."""
         route, index = self._routes[bucket] if bucket < len(self._routes) else (RING, bucket)
         if done is not None:
             with self._changed:
@@ -479,23 +455,19 @@ class NodeCollective:
         self._hand_over(self.nodes[route].start, index)
 
     def wait(self, bucket: int) -> None:
-        """Block until the bucket holds its result."""
         self._wait_for(lambda: bucket < len(self._routes) and self._routes[bucket] in self._done)
 
     def gather(self, entry: bytes) -> list[bytes]:
-        """Gather a small entry of every rank."""
         self._hand_over(self.nodes[RING].offer, entry)
         self._wait_for(lambda: bool(self._gathered))
         return self._gathered.popleft()
 
     def agreed(self) -> None:
-        """All ranks have agreed on the initial state; further calls say nothing new."""
         agreed, self._agreed = self._agreed, None
         if agreed is not None:
             agreed()
 
     def close_step(self) -> CommTiming:
-        """End the open step."""
         return CommTiming(
             busy_s=self._busy.busy_s,
             exposed_s=self._exposed_s,
@@ -503,7 +475,6 @@ class NodeCollective:
         )
 
     def record(self, waits: SpanLog | None, ring: RingSpans | None) -> None:
-        """Record from now on; None: no more."""
         self._waits = waits
         of_nodes = (None, None) if ring is None else (ring.ring, ring.star)
         for node, spans in zip(self.nodes, of_nodes, strict=False):

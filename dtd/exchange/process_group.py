@@ -102,21 +102,17 @@ class ProcessGroupCollective:
 
     @property
     def rank(self) -> int:
-        """This worker's position in the roster."""
         return self._ring.rank
 
     @property
     def world_size(self) -> int:
-        """Length of the roster."""
         return self._ring.world_size
 
     @property
     def generation(self) -> int:
-        """Number of the roster."""
         return self._ring.generation
 
     def check(self) -> None:
-        """Raise if the generation is over."""
         with self._leaving():
             self._ring.check()
             if self._failure:
@@ -136,7 +132,6 @@ class ProcessGroupCollective:
     # --- a step ------------------------------------------------------------------------------
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
-        """Begin a step."""
         with self._changed:
             self._buckets, self._views, self._on_ring = [], {}, {}
             self._ready, self._done, self._unissued = set(), set(), []
@@ -148,7 +143,6 @@ class ProcessGroupCollective:
             self._form_if_needed()
 
     def add(self, buckets: Sequence[BucketMemory]) -> None:
-        """Add buckets to the open step."""
         on_ring = self._lay_out(buckets)
         with self._leaving():
             self._ring.add(on_ring)
@@ -204,7 +198,6 @@ class ProcessGroupCollective:
             self._ring.start(self._on_ring[bucket], done)
 
     def wait(self, bucket: int) -> None:
-        """Block until the bucket holds the sum."""
         begun_s = time.monotonic()
         with self._leaving():
             if bucket in self._on_ring:
@@ -230,7 +223,6 @@ class ProcessGroupCollective:
             self._give_up()
 
     def gather(self, entry: bytes) -> list[bytes]:
-        """Gather small entries on the ring."""
         begun_s = time.monotonic()
         with self._changed:
             self._busy.begin(begun_s)
@@ -243,7 +235,6 @@ class ProcessGroupCollective:
         return entries
 
     def agreed(self) -> None:
-        """All ranks have agreed on the initial state."""
         self._ring.agreed()
 
     def record(self, waits: SpanLog | None, ring: RingSpans | None) -> None:
@@ -290,11 +281,6 @@ class ProcessGroupCollective:
         log.info("process_group_formed", generation=ring.generation, world_size=ring.world_size)
 
     def _make(self, group: Group, places: list[bytes]) -> Any:
-        """Return what the backend has made, or the exception with which it failed.
-
-        Raises:
-            RingBroken: the ring broke meanwhile; what is made afterwards is dropped.
-        """
         outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         def make() -> None:

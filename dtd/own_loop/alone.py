@@ -35,11 +35,7 @@ def tables_of(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 class Alone:
-    """Trains one loop on a thread of this process.
-
-    Args:
-        name: of the job.
-    """
+    """Trains one loop on a thread of this process."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -134,15 +134,7 @@ def _script_name() -> str:
 
 
 class Run:
-    """A user's loop as a part of a job.
-
-    Args:
-        model: the model, initialised alike on every rank.
-        optimizers: by name, over the model's trained parameters.
-        schedule: of the only optimizer; stepped by the run after every update.
-        settings: of the job file, as "table.key".
-        host: trains it.
-    """
+    """A user's loop as a part of a job."""
 
     def __init__(
         self,
@@ -349,7 +341,6 @@ class Run:
     # --- torch's methods ---------------------------------------------------------------------
 
     def _intercept(self) -> None:
-        """Put this run's `backward` and `step` in place of torch's."""
         torch.autograd.backward = _backward
         _runs[self._thread] = self
         for name, optimizer in self._optimizers.items():
@@ -468,12 +459,7 @@ class Run:
 
 
 class Step:
-    """The losses and updates of one batch, in a loop that spells them out.
-
-    Args:
-        run: has an open batch.
-        optimizers: by name.
-    """
+    """The losses and updates of one batch, in a loop that spells them out."""
 
     def __init__(self, run: Run, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
         self._run, self._optimizers = run, optimizers

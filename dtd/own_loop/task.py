@@ -80,7 +80,6 @@ class _Unscheduled(LRScheduler):
         """Change nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -163,7 +162,6 @@ class LoopTask:
         return self._loop.model
 
     def train_dataset(self) -> MapDataset:
-        """Return the rows of `run.batches`."""
         return self._loop.rows
 
     def _build_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
@@ -333,7 +331,6 @@ class LoopTask:
             )
 
     def _groups(self) -> list[int]:
-        """Return the number of parameters of each group of each optimizer."""
         several = self._loop.optimizers.values()
         return [len(group["params"]) for one in several for group in one.param_groups]
 

@@ -161,13 +161,7 @@ class Computation(Protocol):
         ...
 
     def write_scalars(self, scalars: StepScalars, sums: LossSum, present: Sequence[bool]) -> None:
-        """Write the values, other than gradients, that are summed at the end of a step.
-
-        Args:
-            scalars: receives the values.
-            sums: result of the last pass.
-            present: for each trained parameter, whether this rank has a gradient.
-        """
+        """Write the values, other than gradients, that are summed at the end of a step."""
         ...
 
     def tentative_update(self) -> AbstractContextManager[None]:
@@ -177,8 +171,7 @@ class Computation(Protocol):
     def begin_update(self, weight: float) -> float:
         """Set the learning rates; returns the factor that turns summed gradients into the mean.
 
-        Args:
-            weight: sum of all weights; if it is 0, NaN is returned.
+        It is NaN if the sum of all weights is 0.
         """
         ...
 

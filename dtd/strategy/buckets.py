@@ -58,7 +58,6 @@ class Buckets(ABC):
 
     @property
     def size_bytes(self) -> int:
-        """Memory on the model's device."""
         return sum(flat.nbytes for flat in self.flats)
 
     def regroup(self, world: World) -> None:
@@ -252,11 +251,6 @@ class Gradients:
     at the end of backward.  A parameter without a gradient on any rank keeps `grad` None, so that
     the optimizer skips it.  Shared parameters count once, frozen ones not at all.
 
-    Args:
-        parameters: the trained parameters, in the plan's order.
-        plan: layout of their gradients in buckets.
-        buckets: laid out so; committed, rolled back and closed by their owner.
-
     Attributes:
         present: for each parameter, whether this rank has a gradient in this step.
     """
@@ -280,11 +274,7 @@ class Gradients:
         self._hooks = on_gradients(self._parameters, self._on_gradient)
 
     def begin(self, check: Callable[[], None]) -> None:
-        """Begin a new step: no parameter has a gradient.
-
-        Args:
-            check: called for every gradient; an exception that it raises ends backward.
-        """
+        """Begin a new step: no parameter has a gradient."""
         self._missing = list(self._sizes)
         self._arrived = set()
         self._started = [False] * len(self._sizes)

@@ -197,14 +197,6 @@ def build_strategy(
 ) -> Strategy:
     """Build the job's strategy.
 
-    Args:
-        spec: the job.
-        parts: its optimizers' parameters, in the order of their updates.
-        device: the model's device.
-        scalars: the last bucket of a step.
-        model: the model that the parameters belong to.
-        passes: the most micro-batches of any rank in a step, as `Sharded` takes it.
-
     Raises:
         TaskError: the codec applies to none of the parameters, or the task has several optimizers
             but the strategy supports only one.

@@ -49,13 +49,7 @@ from dtd.strategy.scalars import StepScalars
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragment:
-    """Parameters that are exchanged together.
-
-    Attributes:
-        places: their indices among all trained parameters.
-        changes: their changes.
-        outer: the optimizer of their outer step.
-    """
+    """Parameters that are exchanged together."""
 
     places: list[int]
     changes: Changes
@@ -63,12 +57,7 @@ class Fragment:
 
 
 def cut(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Divide indices into `count` contiguous, non-empty groups of about equal total size.
-
-    Args:
-        sizes: size of the parameter at each index.
-        count: number of groups; at most the number of indices.
-    """
+    """Divide indices into `count` contiguous, non-empty groups of about equal total size."""
     groups: list[list[int]] = [[]]
     seen, total = 0, sum(sizes)
     for place, size in enumerate(sizes):
@@ -84,16 +73,7 @@ def cut(sizes: Sequence[int], count: int) -> list[list[int]]:
 class StreamingDiloco(LocalSteps):
     """Rounds in which one fragment is exchanged.
 
-    Args:
-        part: the parameters of the one optimizer; at least as many as fragments.
-        device: the model's device.
-        scalars: the last bucket of a round.
-        fragments: number of fragments.
-        turn: returns the number of the round that begins at a step.
-        mixing: the factor a.
-        lr, momentum: those of the outer optimizer.
-        codec: creates the codec of a fragment's changes; None sends them unchanged.
-        bucket_bytes: size of a bucket of changes.
+    `turn` returns the number of the round that begins at a step; `mixing` is the factor a.
     """
 
     risk = "ranks' weights differ between exchanges, which come late; check the loss"
@@ -143,7 +123,6 @@ class StreamingDiloco(LocalSteps):
     # --- a round ---------------------------------------------------------------------------
 
     def exchanges(self, step: int, updates: Sequence[str]) -> list[BucketMemory]:
-        """The buckets of the fragment whose turn it is, then the round's scalars."""
         self._active = self._fragments[self._turn(step) % len(self._fragments)]
         self._changes = self._active.changes
         return super().exchanges(step, updates)

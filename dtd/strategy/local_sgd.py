@@ -110,7 +110,6 @@ class Changes:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of buckets and anchors on the device."""
         return self.buckets.size_bytes + sum(anchor.nbytes for anchor in self.anchors)
 
     def save(self) -> None:
@@ -193,7 +192,6 @@ class LocalSteps(Strategy):
     # --- a round ---------------------------------------------------------------------------
 
     def exchanges(self, step: int, updates: Sequence[str]) -> list[BucketMemory]:
-        """The changes' buckets, then the round's scalars."""
         del updates
         memories = self._changes.buckets.exchanges(step)
         self._scalars_bucket = len(memories)
@@ -222,7 +220,6 @@ class LocalSteps(Strategy):
             parameter.grad = None
 
     def _take_steps(self, work: Computation) -> LossSum:
-        """Take all steps of a round; returns their summed loss and weight."""
         loss_sum = weight = 0.0
         for number in range(work.steps):
             self._check()
@@ -246,11 +243,7 @@ class LocalSteps(Strategy):
 class LocalSgd(LocalSteps):
     """Rounds after which all ranks' changes are averaged, and applied by the outer step.
 
-    Args:
-        part: the parameters of the one optimizer.
-        scalars: the last bucket of a round.
-        outer: applies the mean change; None subtracts it, so that weights become their mean.
-        changes: of these parameters.
+    Without an outer optimizer the mean change is subtracted, so that weights become their mean.
     """
 
     risk = "ranks' weights differ between exchanges; check the loss"
@@ -312,7 +305,6 @@ class LocalSgd(LocalSteps):
             self._changes.restore()
 
     def apply(self, work: Computation) -> StepStats:
-        """Take the outer step."""
         self._changes.buckets.revoke()
         totals, norm = self._scalars.totals(), self._changes.buckets.norm()
         if math.isfinite(norm):
@@ -395,7 +387,6 @@ class PostLocal(Strategy):
     # --- a step ----------------------------------------------------------------------------
 
     def exchanges(self, step: int, updates: Sequence[str]) -> list[BucketMemory]:
-        """Select the strategy that runs the step."""
         if step >= self._start_step:
             if self._early is not None:
                 self._early.close()

@@ -96,16 +96,7 @@ class Update:
 
 
 class Replicated(Strategy):
-    """Replicated training.
-
-    Args:
-        parts: the optimizers' parameters, in the order of their updates.
-        device: the model's device.
-        scalars: the last bucket of a step.
-        codec: creates the codec of the gradients, once for each update; None sends them unchanged.
-        bucket_bytes: size of a bucket of gradients.
-        first_bucket_bytes: size of the first bucket.
-    """
+    """Replicated training."""
 
     def __init__(
         self,
@@ -285,7 +276,6 @@ class OptimizerSnapshot:
         }
 
     def restore(self) -> None:
-        """Restore the copy; to be called once."""
         for group, values in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(values)
         self._optimizer.state.clear()
@@ -304,7 +294,6 @@ class Undo:
         self._optimizer = OptimizerSnapshot(optimizer)
 
     def restore(self) -> None:
-        """Restore the copy; to be called once."""
         with torch.no_grad():
             for parameter, value in self._values:
                 parameter.copy_(value)

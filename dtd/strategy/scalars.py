@@ -55,11 +55,6 @@ class Totals:
 class StepScalars:
     """The memory of that bucket.
 
-    Args:
-        parameters: number of trained parameters.
-        buffer_elements: number of float64 elements of all running buffers.
-        buffer_words: number of 64-bit integers of all running buffers.
-
     Attributes:
         buffer_elements: float64, for the caller to fill.
         buffer_words: int64, for the caller to fill.

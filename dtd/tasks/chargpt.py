@@ -187,16 +187,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The whole model.
-
-    Args:
-        vocabulary: number of different characters.
-        context: longest run it can read.
-        layers: number of blocks.
-        heads: attention heads in a block; divides `width`.
-        width: size of a character's vector.
-        dropout: share of values dropped in training.
-    """
+    """The whole model."""
 
     def __init__(
         self,
@@ -223,7 +214,6 @@ class Transformer(nn.Module):
         self.head.weight = self.characters.weight  # one parameter under two names
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(rows, places) character numbers -> (rows, places, vocabulary) scores."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.dropout(self.characters(tokens) + self.places(places))
         for block in self.blocks:

@@ -129,14 +129,7 @@ _PADDING = 4
 def crop_and_flip(
     images: npt.NDArray[np.uint8], row_ids: Sequence[int], *, epoch: int, seed: int
 ) -> npt.NDArray[np.uint8]:
-    """Shift each image by up to 4 pixels each way (black comes in) and mirror half of them.
-
-    Args:
-        images: (rows, height, width, 3), in the order of `row_ids`.
-        row_ids: the dataset's row numbers, which key the draws.
-        epoch: keys the draws.
-        seed: keys the draws.
-    """
+    """Shift each image by up to 4 pixels each way (black comes in) and mirror half of them."""
     keys = np.array([row_key(seed, epoch, row) for row in row_ids], dtype=np.uint64)
     down, right, flip = _draws(keys)
     rows, height, width, _ = images.shape
@@ -269,19 +262,13 @@ class Block(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(rows, inputs, h, w) -> (rows, outputs, h / stride, w / stride)."""
         y = F.relu(self.norm1(self.conv1(x)))
         y = self.norm2(self.conv2(y))
         return F.relu(y + self.shortcut(x))
 
 
 class ResNet18(nn.Module):
-    """The whole network.
-
-    Args:
-        classes: number of outputs.
-        width: channels of the first stage; 64 is the published network.
-    """
+    """The whole network."""
 
     def __init__(self, *, classes: int = 10, width: int = 64) -> None:
         super().__init__()
@@ -296,7 +283,6 @@ class ResNet18(nn.Module):
         self.head = nn.Linear(8 * width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(rows, 3, 32, 32) -> (rows, classes)."""
         x = F.relu(self.norm(self.stem(images)))
         x = self.stages(x)
         logits: Tensor = self.head(x.mean(dim=(2, 3)))

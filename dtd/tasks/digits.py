@@ -114,11 +114,9 @@ class Mnist:
         return nn.Sequential(nn.Flatten(), *_layers(28 * 28, self._hidden))
 
     def train_dataset(self) -> MemoryRows:
-        """The 60,000 training rows."""
         return self._rows(train=True)
 
     def eval_dataset(self) -> MemoryRows:
-        """The 10,000 test rows."""
         return self._rows(train=False)
 
     def _rows(self, *, train: bool) -> MemoryRows:

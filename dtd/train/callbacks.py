@@ -31,11 +31,6 @@ _MAY_CHANGE_OWN: Final = ("on_step", "on_evaluation")
 class Callbacks:
     """The callbacks of one task.
 
-    Args:
-        task: may define some of them.
-        replica: the live state.
-        epoch_of: returns the epoch of a step, by the number of steps before it.
-
     Attributes:
         reason: why the task requests the end of the job; empty if it does not.
         rank: part of every moment; set when a generation begins.
@@ -51,7 +46,6 @@ class Callbacks:
         self.rank, self.world_size = 0, 1
 
     def defines(self, name: str) -> bool:
-        """Whether the task has this callback."""
         return name in self._methods
 
     def tell(self, name: str, metrics: Mapping[str, float]) -> None:

@@ -102,7 +102,6 @@ class Evaluator:
         return mean_values([unpack_sums(pack_sums(self._sums(model, 0, rows, progress, _unheard)))])
 
     def close(self) -> None:
-        """Stop loading."""
         self._loader.close()
 
     def _sums(

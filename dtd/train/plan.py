@@ -73,7 +73,6 @@ class JobPlan:
     rounds: Rounds = field(init=False)
 
     def __post_init__(self) -> None:
-        """Determine the rounds from the job's strategy."""
         object.__setattr__(self, "rounds", Rounds.of(self.spec.strategy))
 
     def following(self, position: Position, seed: int | None) -> JobPlan:
@@ -91,21 +90,17 @@ class JobPlan:
 
     @property
     def epoch_rows(self) -> int:
-        """Rows that one epoch uses."""
         return self.order.places
 
     @property
     def epoch_steps(self) -> int:
-        """Steps of one epoch."""
         return steps_per_epoch(self.epoch_rows, self.spec.job.global_batch_size)
 
     @property
     def steps_total(self) -> int:
-        """Steps of the whole job."""
         return steps_of(self.spec, self.epoch_rows)
 
     def position(self, step: int) -> Position:
-        """Return the position in the data at which a step begins."""
         return position_of_step(
             step,
             global_batch_size=self.spec.job.global_batch_size,
@@ -113,18 +108,11 @@ class JobPlan:
         )
 
     def global_rows(self, step: int) -> int:
-        """Rows of a step's global batch."""
         left = self.epoch_rows - self.position(step).offset
         return min(self.spec.job.global_batch_size, left)
 
     def share(self, step: int, *, rank: int, world_size: int) -> Share:
-        """Return a rank's slice of a step, divided into micro-batches.
-
-        Args:
-            step: committed steps before it.
-            rank: the rank; one beyond those that train has no rows.
-            world_size: number of ranks that train.
-        """
+        """Return a rank's slice of a step, divided into micro-batches."""
         position, global_rows = self.position(step), self.global_rows(step)
         sharing = self._sharing(global_rows, world_size)
         start, stop = self.slice_of(global_rows, rank=rank, world_size=sharing)
@@ -185,7 +173,6 @@ class JobPlan:
         return checksum(self.position(step).epoch, self._rows(step))
 
     def _rows(self, step: int) -> Rows:
-        """Rows of a step's global batch."""
         epoch, start = self.position(step).epoch, self.position(step).offset
         stop = start + self.global_rows(step)
         return self.order.rows(self.order_seed(epoch), epoch, start, stop)
@@ -216,7 +203,6 @@ class JobPlan:
         return next_request
 
     def request_number(self, step: int) -> int:
-        """Number of a step's first request."""
         return step * self.spec.train.grad_accumulation
 
     def has_single_rows(self, world_size: int) -> bool:

@@ -106,12 +106,7 @@ class StepProfiler:
         self._writer: threading.Thread | None = None
 
     def advance(self, ring: Collective, step: int) -> None:
-        """Between two steps: begin or end a requested profile.
-
-        Args:
-            ring: the ring.
-            step: committed steps.
-        """
+        """Between two steps: begin or end a requested profile."""
         order, marks = self.asked, self.marks
         if order is None or self._writes:
             return
@@ -200,11 +195,9 @@ class StepMarks:
         self._step_ns = self._phase_ns = 0
 
     def begin_step(self) -> None:
-        """A step begins, and its first phase."""
         self._step_ns = self._phase_ns = time.monotonic_ns()
 
     def ended(self, phase: str) -> None:
-        """A phase has ended, and the next one begins."""
         now_ns = time.monotonic_ns()
         self.log.add(phase, self._phase_ns, now_ns)
         self._phase_ns = now_ns
@@ -214,7 +207,6 @@ class StepMarks:
         self.log.add(DATA, int(begun_s * NS), time.monotonic_ns())
 
     def end_step(self, number: int) -> None:
-        """The step is committed; it was this one."""
         self.log.add(STEP, self._step_ns, time.monotonic_ns(), number)
         self.steps += 1
 

@@ -19,14 +19,7 @@ from dtd.train.session import JobSession
 
 
 class RowShares:
-    """How the rows of each step are divided in one generation.
-
-    Args:
-        session: its plan follows.
-        ring: connects the ranks.
-        trainers: number of ranks that train; they are the first ones.
-        names: of the workers, in rank order; empty if they have none.
-    """
+    """How the rows of each step are divided in one generation."""
 
     def __init__(
         self, session: JobSession, ring: Collective, trainers: int, names: Sequence[str]

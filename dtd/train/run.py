@@ -217,11 +217,6 @@ class JobSessionRunner:
 
         A stream is read from the position in the state, so it has to wait for the state.
 
-        Args:
-            step: committed steps of the state.
-            rank: this rank.
-            world_size: number of ranks that train; a rank beyond them has no rows.
-
         Raises:
             TaskError: loader processes fail.
         """
@@ -234,7 +229,6 @@ class JobSessionRunner:
 
     @property
     def committed_step(self) -> int:
-        """Committed steps of the live state."""
         return self._session.replica.step
 
     @property

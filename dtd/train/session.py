@@ -381,11 +381,6 @@ def parts_of(replica: Replica) -> list[Part]:
 def updates_of_step(task: Any, names: Sequence[str], step: int) -> list[str]:
     """Return the updates that a step makes, in order.
 
-    Args:
-        task: may define `updates(step)`; otherwise every step makes all updates.
-        names: names of all updates.
-        step: committed steps before it.
-
     Raises:
         TaskError: the task returns no name, a duplicate or an unknown one.
     """

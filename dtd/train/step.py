@@ -285,10 +285,6 @@ def commit(session: JobSession, record: StepRecord) -> None:
     """Apply the last update, advance the state, then call the task's callback.
 
     If the gradients of any update are not finite, the step updates nothing, on every rank.
-
-    Args:
-        session: the job's session; its step is prepared.
-        record: receives the step's figures.
     """
     replica, plan = session.replica, session.plan
     # What a hook of the optimizer or a callback draws is equal on all ranks, whatever their rows.

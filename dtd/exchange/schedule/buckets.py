@@ -21,14 +21,7 @@ otherwise a bias before a large matrix would cost a whole all-reduce for a few b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterShape:
-    """The properties of a parameter that the plan needs.
-
-    Attributes:
-        name: its name in the model.
-        elements: number of elements.
-        item_bytes: size of one element.
-        dtype: name of the element type.
-    """
+    """The properties of a parameter that the plan needs."""
 
     name: str
     elements: int
@@ -42,8 +35,6 @@ class Place:
 
     Attributes:
         parameter: index in the list that was planned.
-        start: first element.
-        stop: one past its last element.
     """
 
     parameter: int
@@ -61,7 +52,6 @@ class BucketLayout:
 
     @property
     def elements(self) -> int:
-        """Number of elements in the bucket."""
         return self.places[-1].stop if self.places else 0
 
 

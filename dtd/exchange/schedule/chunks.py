@@ -75,15 +75,10 @@ class BucketShape:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the whole bucket."""
         return self.elements * self.item_bytes
 
     def window(self, world_size: int) -> range:
-        """Return the hops of the schedule that the operation takes, of 0 to 2 (N - 1) - 1.
-
-        Args:
-            world_size: number of ranks, N.
-        """
+        """Return the hops of the schedule that the operation takes, of 0 to 2 (N - 1) - 1."""
         summed, last = world_size - 1, 2 * (world_size - 1)
         copied = min(summed + self.copies, last)
         if self.operation is Operation.REDUCE_SCATTER:
@@ -95,14 +90,7 @@ class BucketShape:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The division of one bucket for one world size.
-
-    Attributes:
-        elements: elements of the bucket.
-        world_size: number of segments.
-        chunk_elements: most elements in one chunk.
-        bounds: as in `BucketShape`.
-    """
+    """The division of one bucket for one world size."""
 
     elements: int
     world_size: int
@@ -110,7 +98,6 @@ class Segments:
     bounds: tuple[int, ...] = ()
 
     def segment(self, index: int) -> tuple[int, int]:
-        """Element range [start, stop) of a segment."""
         if self.bounds:
             return self.bounds[index], self.bounds[index + 1]
         return (
@@ -128,7 +115,6 @@ class Segments:
         return max(1, -(-(stop - start) // self.chunk_elements))
 
     def chunk(self, index: int, chunk: int) -> tuple[int, int]:
-        """Element range [start, stop) of a chunk of a segment."""
         start, stop = self.segment(index)
         begin = start + chunk * self.chunk_elements
         return begin, min(begin + self.chunk_elements, stop)

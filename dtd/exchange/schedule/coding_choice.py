@@ -94,13 +94,7 @@ class LinkChoice:
         self._decide()
 
     def coded(self, plain_bytes: int, coded_bytes: int, coder_s: float) -> None:
-        """A payload was coded.
-
-        Args:
-            plain_bytes: its length.
-            coded_bytes: length of what travels.
-            coder_s: how long that took.
-        """
+        """A payload was coded."""
         self._plain_bytes = self._plain_bytes * _CODER_MEMORY + plain_bytes
         self._coded_bytes = self._coded_bytes * _CODER_MEMORY + coded_bytes
         self._coder_s = self._coder_s * _CODER_MEMORY + coder_s

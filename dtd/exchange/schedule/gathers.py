@@ -31,11 +31,7 @@ class SmallGathers:
         self._here: dict[int, int] = {}
 
     def check(self, gather: SmallGather) -> None:
-        """Check an announced entry of this step.
-
-        Raises:
-            ProtocolError: the entry is not possible now.
-        """
+        """Check an announced entry of this step."""
         known = gather.origin < self._world_size and gather.origin != self._rank
         if not known or (gather.source, gather.hop) != (
             self._tree.source(gather.origin),
@@ -63,7 +59,6 @@ class SmallGathers:
         return self._send(self._sequence, self._rank) + self._finish()
 
     def received(self, gather: SmallGather) -> list[Effect]:
-        """Another rank's entry has arrived."""
         self._here[gather.origin] = gather.sequence + 1
         return self._send(gather.sequence, gather.origin) + self._finish()
 

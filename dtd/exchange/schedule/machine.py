@@ -101,7 +101,6 @@ class _Header:
     source: int
 
     def chunk(self, transfer: Transfer, chunk: int, version: int) -> Chunk:
-        """The header of a chunk of a transfer."""
         return Chunk(
             generation=self.generation,
             step=self.step,
@@ -114,7 +113,6 @@ class _Header:
         )
 
     def released(self) -> ShmReleased:
-        """The message for when this rank has read all of the shared bucket."""
         return ShmReleased(generation=self.generation, step=self.step, bucket=self.bucket)
 
 
@@ -154,11 +152,7 @@ class _Bucket:
     # --- placing ---------------------------------------------------------------------------
 
     def place(self, chunk: Chunk, payload_bytes: int) -> Place | Hold:
-        """Return the place of an announced chunk's payload.
-
-        Raises:
-            ProtocolError: the chunk is not the next one of its transfer, or has another length.
-        """
+        """Return the place of an announced chunk's payload."""
         at = self.schedule.at.get((chunk.source, chunk.phase, chunk.hop))
         if at is None:
             raise refused(chunk, "the bucket's schedule has no such phase and hop")
@@ -204,18 +198,13 @@ class _Bucket:
         return effects + self._finish()
 
     def received(self, event: ChunkReceived) -> list[Effect]:
-        """A chunk has arrived."""
         if not self.started and not self.schedule.whole:
             self._early.append(event)
             return []
         return self._arrived(event)
 
     def released(self, released: ShmReleased) -> list[Effect]:
-        """The next rank has read all of the shared bucket.
-
-        Raises:
-            ProtocolError: the bucket was not shared, or was released before.
-        """
+        """The next rank has read all of the shared bucket."""
         if not self._is_shared:
             raise ProtocolError(
                 ErrorCode.UNEXPECTED_CHUNK,
@@ -225,7 +214,6 @@ class _Bucket:
         return self._finish()
 
     def index_of(self, chunk: Chunk) -> int:
-        """The index of a placed chunk's arrival."""
         return self.schedule.at[chunk.source, chunk.phase, chunk.hop]
 
     def _arrived(self, event: ChunkReceived) -> list[Effect]:
@@ -346,11 +334,6 @@ class Machine:
 
     def place(self, chunk: Chunk, payload_bytes: int, *, link: int) -> Place | Hold:
         """Return the place of an announced chunk's payload; HOLD while it has to wait.
-
-        Args:
-            chunk: its header.
-            payload_bytes: length of its payload.
-            link: the rank at the other end of the link that it comes over.
 
         Raises:
             ProtocolError: the schedule does not expect this chunk now.
@@ -512,7 +495,6 @@ class Machine:
     # --- explaining ------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """Return what this rank waits for, in words."""
         for index, bucket in enumerate(self._buckets):
             if bucket is None or not bucket.started:
                 return f"step {self.step}: bucket {index} waits to be started here"

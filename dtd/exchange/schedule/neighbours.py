@@ -64,10 +64,6 @@ def star_links(roster: Sequence[Member], rank: int) -> dict[int, bool]:
     """Return the ranks with which a rank has a star link, and whether it opens that link.
 
     A trainer has a link with every server, and opens it; of two servers the lower rank opens it.
-
-    Args:
-        roster: all members, by rank; servers are its last entries.
-        rank: the rank.
     """
     serves = roster[rank].serves
     return {
@@ -159,11 +155,8 @@ class Neighbours:
     ) -> RingLoss:
         """Handle a neighbour that has shown no sign of life for too long.
 
-        Args:
-            neighbour: one of `members`.
-            silence_s: duration of the silence.
-            trickles: bytes arrive, but complete no frame.
-            at: the address at the other end of its link, if that is open.
+        If it `trickles`, bytes arrive but complete no frame; `at` is the address at the other end
+        of its link, if that is open.
         """
         member = self.members[neighbour]
         place = f"{member.name} at {at}"

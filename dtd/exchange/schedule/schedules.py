@@ -170,13 +170,6 @@ def goes_by_star(shape: BucketShape) -> bool:
 class RingSchedules:
     """The schedules of one rank of a ring, for buckets of any shape.
 
-    Args:
-        rank: this rank.
-        world_size: number of ranks.
-        chunk_bytes: most payload bytes in one frame; equal on all ranks.
-        whole_bytes: most bytes of a bucket that travels whole; equal on all ranks.
-        strides: those of the tree; equal on all ranks.
-
     Attributes:
         tree: the way of small gathers and of buckets that travel whole.
     """
@@ -234,12 +227,6 @@ class RingSchedules:
 
 class StarSchedules:
     """The schedules of one rank of a star, for halves that use it.
-
-    Args:
-        rank: this rank.
-        world_size: number of ranks.
-        servers: number of servers, which are the last ranks.
-        chunk_bytes: most payload bytes in one frame; equal on all ranks.
 
     Raises:
         LocalProtocolError: there is no server, or no trainer.

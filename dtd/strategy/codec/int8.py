@@ -86,7 +86,6 @@ class Int8Coder(Coder):
         return self._wires
 
     def encode(self, stage: int, flat: Tensor, wires: Sequence[Tensor]) -> None:
-        """Quantise the sum of gradients and residual."""
         del stage
         flat.add_(self._residual.current)
         self._at_home = flat.device.type == "cpu"
@@ -102,7 +101,6 @@ class Int8Coder(Coder):
             self._sums, self._lost = torch.empty(len(flat)), torch.zeros(len(flat))
 
     def decode(self, flat: Tensor, wires: Sequence[Tensor]) -> None:
-        """Dequantise the sum."""
         if self._at_home:
             if not self._summed:
                 dequantise(wires[0].view(-1, ITEM_BYTES), flat)

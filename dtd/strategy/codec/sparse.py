@@ -207,11 +207,6 @@ def density_at(step: int, *, density: float, warmup_steps: int) -> float:
     """Return the fraction of elements sent in a step: 1/4, 1/16, ... and then `density`.
 
     It depends on the step's number alone, so it is equal on all ranks and when a step is redone.
-
-    Args:
-        step: number of the step, from 0.
-        density: the fraction after the warm-up.
-        warmup_steps: length of the warm-up, divided equally among the fractions before `density`.
     """
     if step >= warmup_steps:
         return density
@@ -253,11 +248,6 @@ def selected_count(elements: int, density: float) -> int:
 
 class Unsent:
     """The part of one bucket's gradients that has not been sent yet; see the module docstring.
-
-    Args:
-        elements: number of elements in the bucket.
-        device: device of the bucket.
-        momentum: m; if it is 0, no velocity is kept.
 
     Attributes:
         residual: v.

@@ -239,7 +239,6 @@ class HeldGradients:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of all parts."""
         return sum(one.values.nbytes for ranges in self._ranges for one in ranges)
 
     def hold(self, shards: ShardSet) -> None:
@@ -262,12 +261,9 @@ class HeldGradients:
         ]
 
     def take(self, bucket: int, sums: Tensor, *, first: bool) -> None:
-        """Take over the sums of a bucket.
+        """Take over the sums of a bucket, which are correct in this rank's segments.
 
-        Args:
-            bucket: its number.
-            sums: all of the bucket; correct in this rank's segments.
-            first: replace earlier sums rather than add to them.
+        The first ones of a step replace what is there, others are added to it.
         """
         for one in self._ranges[bucket]:
             if first:
@@ -284,7 +280,6 @@ class HeldGradients:
         return torch.empty(0, dtype=self._layouts[bucket].dtype)
 
     def scale(self, factor: float) -> None:
-        """Multiply all of it."""
         for one in (one for ranges in self._ranges for one in ranges):
             one.values.mul_(factor)
 
@@ -386,7 +381,6 @@ class PooledGradients(ShardGradients):
         self._held.hold(NOTHING)  # parts of the state are about to move, which takes memory
 
     def exchanges(self, step: int) -> list[BucketMemory]:
-        """Return those of one micro-batch after the other."""
         self._total = self._passes(step, self._trainers)
         return self._pool.exchanges(list(self._plan.turns) * self._total)
 

@@ -36,10 +36,6 @@ _ONCE: Final = ("step", "eta", "mu", "mu_product")
 def check_shardable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Refuse what sharded training cannot do.
 
-    Args:
-        optimizer: the job's.
-        device: the model's.
-
     Raises:
         TaskError: the optimizer or a hook of its step looks at more than one element at a time,
             or may do so; or the device is not a CPU.
@@ -111,10 +107,6 @@ def check_complete(
     optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]
 ) -> None:
     """Refuse an optimizer that leaves trained parameters out: stage 3 keeps them in its slices.
-
-    Args:
-        optimizer: the job's.
-        named: the trained parameters.
 
     Raises:
         TaskError: with the first one that it leaves out.

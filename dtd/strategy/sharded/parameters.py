@@ -85,14 +85,10 @@ class FlatParameters:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the buckets."""
         return sum(flat.nbytes for flat in self.flats)
 
     def watch(self, passes: Sequence[Callable[[], None]]) -> None:
         """Check in some passes whether the model asks for all parameters before it uses them.
-
-        Args:
-            passes: forward over some rows each.
 
         Raises:
             TaskError: it computes with memory that is no parameter's any more.
@@ -112,12 +108,7 @@ class FlatParameters:
         return self._memories
 
     def start(self, start: Callable[[int], None], wait: Callable[[int], None]) -> None:
-        """Start every all-gather; they are the first exchanges of the open step.
-
-        Args:
-            start: submits the exchange of this index.
-            wait: blocks until it is complete.
-        """
+        """Start every all-gather; they are the first exchanges of the open step."""
         self._wait = wait
         self._awaited = set(range(len(self.flats)))
         for index in range(len(self.flats)):
@@ -190,7 +181,6 @@ class GatheredParameters:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that they have now."""
         return sum(flat.untyped_storage().nbytes() for flat in self.flats)
 
     def allocate(self, bucket: int) -> Tensor:

@@ -111,7 +111,6 @@ class _Transfer:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the buffer; equal on all ranks."""
         return self.window.bounds(self.elements)[-1] * self.new.dtype.itemsize
 
     def open(self) -> BucketMemory:

@@ -78,15 +78,7 @@ class BucketRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedTensor:
-    """A tensor of the state and the parts of it that this rank holds.
-
-    Attributes:
-        name: its name in the whole state.
-        dtype: its element type.
-        shape: shape of the whole tensor.
-        place: where it lies, or the parameter that it is about.
-        pieces: in ascending order.
-    """
+    """A tensor of the state and the parts of it that this rank holds."""
 
     name: str
     dtype: torch.dtype
@@ -144,11 +136,9 @@ class _Cut:
 
     @property
     def holds(self) -> ShardSet:
-        """The shards that they are."""
         return united(self.segments)
 
     def each(self) -> Iterator[Slice]:
-        """Yield all slices."""
         for slices in self.slices.values():
             yield from slices
 
@@ -156,12 +146,7 @@ class _Cut:
 class ShardedState:
     """The parts of the trained parameters and of the optimizer's state that this rank holds.
 
-    Args:
-        names: names of the trained parameters in a state.
-        parameters: the trained parameters, in the plan's order.
-        plan: their places in buckets.
-        flats: the buckets.
-        owns: slices have memory of their own, except those of a whole state.
+    If it `owns` them, slices have memory of their own, except those of a whole state.
 
     Attributes:
         allocate: called before a whole state is written to the parameters.
@@ -325,7 +310,6 @@ class ShardedState:
                 check_shape(key, value, one.values)
 
     def release_gradients(self) -> None:
-        """Clear all gradients."""
         for one in self._cut.each():
             one.values.grad = None
 
@@ -395,7 +379,6 @@ class ShardedState:
         )
 
     def buckets(self) -> list[int]:
-        """Return the number of elements of each bucket."""
         return [flat.numel() for flat in self._flats]
 
     def columns(self, bucket: int) -> dict[str, Column]:
@@ -459,10 +442,6 @@ class ShardedState:
 
     def load(self, given: Received, holds: ShardSet) -> None:
         """Take over pieces of a state whose common part is loaded.
-
-        Args:
-            given: pieces of each sharded tensor.
-            holds: the shards that they are.
 
         Raises:
             CheckpointError: they are not these shards of this model.

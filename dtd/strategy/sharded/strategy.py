@@ -52,21 +52,7 @@ _COMPILED: Final = "_orig_mod."
 
 
 class Sharded(Strategy):
-    """Sharded training.
-
-    Args:
-        part: the trained parameters.
-        model: the model.
-        device: its device, a CPU.
-        scalars: the last bucket of a step but one.
-        stage: the divided state: 1 = optimizer state, 2 = gradients as well, 3 = all.
-        mirrors: ranks that hold each part of the state beside its owner.
-        codec: rounds gradients when they leave a rank; None sends them unchanged.
-        passes: returns the most micro-batches of any rank in the step after so many committed
-            ones, given them and the number of ranks.
-        bucket_bytes: size of a bucket.
-        first_bucket_bytes: size of the first bucket.
-    """
+    """Sharded training."""
 
     def __init__(
         self,
@@ -207,7 +193,6 @@ class Sharded(Strategy):
         return self._parameters.waited_s
 
     def exchanges(self, step: int, updates: Sequence[str]) -> list[BucketMemory]:
-        """Parameters, gradients, scalars, and the square of the gradients' norm."""
         del updates
         parameters, gradients = self.refreshes(), self._gradients.exchanges(step)
         self._first = len(parameters)

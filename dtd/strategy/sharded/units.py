@@ -55,12 +55,7 @@ from dtd.strategy.sharded.wire_pool import Turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """One unit.
-
-    Attributes:
-        module: while its forward runs, the parameters are needed.
-        parameters: indices among the trained parameters.
-    """
+    """A module, and which trained parameters (by index) are needed while its forward runs."""
 
     module: nn.Module
     parameters: tuple[int, ...]
@@ -68,11 +63,6 @@ class Unit:
 
 def units_of(model: nn.Module, trained: Sequence[nn.Parameter], *, bucket_bytes: int) -> list[Unit]:
     """Divide a model.
-
-    Args:
-        model: the model.
-        trained: its trained parameters, in the order of the model.
-        bucket_bytes: size of a bucket.
 
     Raises:
         TaskError: a part of the model is compiled.
@@ -200,9 +190,6 @@ class UnitPasses(PooledGradients):
 
     def watch(self, passes: Sequence[Callable[[], None]]) -> None:
         """Record passes, and check that all of them can be made in the order of the first one.
-
-        Args:
-            passes: forward and backward over some rows each; all parameters are in memory.
 
         Raises:
             TaskError: the model uses a parameter in a way that cannot be seen, or in another order

@@ -102,11 +102,6 @@ class Gated(dict[str, Any]):
 class DirectUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operation of torch while it is entered.
 
-    Args:
-        bucket_of: tells of which bucket a tensor is a view.
-        is_here: whether the parameters of a bucket would be in memory now.
-        former: the memory in which the parameters lay before.
-
     Attributes:
         first: the first tensor that was used although its bucket would not be there.
     """
@@ -138,12 +133,7 @@ class DirectUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def message(self, buckets: Sequence[Sequence[Place]], names: Sequence[str]) -> str:
-        """Describe the use of the parameter.
-
-        Args:
-            buckets: the parameters of each bucket.
-            names: of all parameters.
-        """
+        """Describe the use of the parameter."""
         assert self.first is not None, "every use was one of its module"
         places = buckets[self._bucket_of(self.first) or 0]
         at = self.first.storage_offset()
@@ -163,9 +153,6 @@ class DirectUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def check_former(self, names: Sequence[str]) -> None:
         """Check that the pass has used no memory that its parameter has left.
-
-        Args:
-            names: of all parameters.
 
         Raises:
             TaskError: it has.
@@ -248,10 +235,6 @@ class UnitUses:
 
     def watch(self, run: Callable[[], None], former: FormerMemory) -> Recorder:
         """Record a pass.
-
-        Args:
-            run: forward and backward over some rows; all parameters are in memory.
-            former: the memory in which they lay before.
 
         Raises:
             TaskError: the model uses a parameter in a way that cannot be seen.
@@ -368,13 +351,7 @@ def identity(tensor: Tensor) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """The memory of a strided tensor, as long as its storage exists.
-
-    Attributes:
-        storage: tells it from all others.
-        dtype: the tensor's element type.
-        shape, strides, offset: the tensor's, in elements.
-    """
+    """The memory of a strided tensor, as long as its storage exists."""
 
     storage: int
     dtype: torch.dtype
@@ -395,7 +372,6 @@ class Region:
 
     @property
     def start(self) -> int:
-        """The first byte in the storage."""
         return self.offset * self.dtype.itemsize
 
     @property

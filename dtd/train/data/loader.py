@@ -84,11 +84,9 @@ class CallerSource:
         self._requests: Iterator[BatchRequest] = iter(())
 
     def restart(self, requests: Iterator[BatchRequest]) -> None:
-        """Restart; there is never a request in progress."""
         self._requests = requests
 
     def take(self) -> LoadedBatch:
-        """Load now."""
         wanted = next(self._requests)
         with kept_random_state():
             return load_rows(
@@ -100,13 +98,7 @@ class CallerSource:
 
 
 class ThreadSource:
-    """Loads in one background thread.
-
-    Args:
-        dataset: read in that thread only.
-        seed: keys augmentation.
-        pin: put batches into page-locked memory, from which a GPU copies by itself.
-    """
+    """Loads in one background thread."""
 
     processes = 0
 
@@ -121,7 +113,6 @@ class ThreadSource:
         self._under_way: deque[tuple[BatchRequest, Future[LoadedBatch]]] = deque()
 
     def restart(self, requests: Iterator[BatchRequest]) -> None:
-        """Restart; a batch that is being loaded is finished and dropped."""
         made = {request: future for request, future in self._under_way if not _failed(future)}
         self._under_way.clear()
         self._requests = requests
@@ -141,7 +132,6 @@ class ThreadSource:
             self._under_way.append((wanted, future))
 
     def close(self) -> None:
-        """Cancel batches that have not begun and join the thread."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _load(self, wanted: BatchRequest) -> LoadedBatch:
@@ -201,7 +191,6 @@ class ProcessSource:
             ) from error
 
     def take(self) -> LoadedBatch:
-        """Wait for the process that makes this one."""
         try:
             made = next(self._batches)
         except _PROCESS_ENDED as error:

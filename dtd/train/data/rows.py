@@ -96,7 +96,6 @@ class LoadedBatch:
         return self.changed(torch.Tensor.pin_memory)
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> LoadedBatch:
-        """The same with every tensor changed."""
         return replace(self, batch=map_tensors(self.batch, change))
 
 
@@ -105,14 +104,8 @@ def load_rows(
 ) -> LoadedBatch:
     """The batch of these rows, and which rows the dataset was asked for.
 
-    Args:
-        dataset: where rows come from.
-        rows: their numbers.
-        epoch: keys augmentation.
-        seed: keys augmentation.
-        reseed: key the process's generators for each row of a dataset without `fetch`.
-
-    What raises OSError is tried again for a few seconds.
+    What raises OSError is tried again for a few seconds.  With `reseed` the process's
+    generators are keyed for each row of a dataset without `fetch`.
 
     Raises:
         TaskError: the dataset raised; names the row, and carries the traceback as a note.

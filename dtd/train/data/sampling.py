@@ -47,7 +47,6 @@ def ordered_rows(seed: int, epoch: int, start: int, stop: int, length: int) -> R
 
 
 def _permute(rows: Rows, seed: int, epoch: int, length: int) -> None:
-    """Places become rows, where they lie."""
     left_size, right_size = (np.uint64(size) for size in cipher_sides(length))
     keys = np.array(round_keys(seed, epoch, length), dtype=np.uint64)
     rows[:] = _encipher(rows, left_size, right_size, keys)
@@ -109,7 +108,6 @@ class Shuffled:
         self.places = length
 
     def rows(self, seed: int, epoch: int, start: int, stop: int) -> Rows:
-        """Return the rows of `dtd.engine.sampler`."""
         return ordered_rows(seed, epoch, start, stop, self.places)
 
 
@@ -140,7 +138,6 @@ class Weighted:
         self.digest = _digest("weights", given)
 
     def rows(self, seed: int, epoch: int, start: int, stop: int) -> Rows:
-        """One draw a place."""
         uniform = (_draws(seed, epoch, _DRAW, start, stop) >> np.uint64(11)) * 2.0**-53
         drawn = np.searchsorted(self._until, uniform * self._until[-1], side="right")
         rows: Rows = np.minimum(drawn, self._last).astype(np.uint64)
@@ -166,7 +163,6 @@ class ByLength:
         self.digest = _digest("lengths", self._lengths)
 
     def rows(self, seed: int, epoch: int, start: int, stop: int) -> Rows:
-        """The pools are made as they are needed."""
         pool_rows = POOL_BATCHES * self._batch_rows
         pools = range(start // pool_rows, -(-stop // pool_rows))
         parts = [self._pool(seed, epoch, pool) for pool in pools]
@@ -203,7 +199,6 @@ class Given:
         self.digest = _digest("order", first)
 
     def rows(self, seed: int, epoch: int, start: int, stop: int) -> Rows:
-        """A part of the task's sampling."""
         rows: Rows = self._epoch(epoch, seed)
         if len(rows) != self.places:
             raise TaskError(
@@ -226,12 +221,6 @@ class Given:
 
 def order_of(task: Any, length: int, *, batch_rows: int, seed: int) -> Order:
     """The order in which a task's rows are used.
-
-    Args:
-        task: with one of `row_weights`, `row_lengths` and `row_order`, or none.
-        length: rows of its dataset.
-        batch_rows: rows of a global batch.
-        seed: of the job.
 
     Raises:
         TaskError: it has two of them, or one returns invalid values.

@@ -25,12 +25,7 @@ _RECLAIMABLE: Final = ("inactive_file", "active_file", "slab_reclaimable")
 
 
 def available_memory(device: torch.device, root: Path = _ROOT) -> Room:
-    """Return what can still be allocated, and what limits it.
-
-    Args:
-        device: the model's device.
-        root: of the file system.
-    """
+    """Return what can still be allocated, and what limits it."""
     if device.type == "cuda":
         free: int = torch.cuda.mem_get_info(device)[0]
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

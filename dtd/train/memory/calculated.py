@@ -103,13 +103,7 @@ def snapshot_bytes(replica: Replica) -> int:
 
 
 def state_size(replica: Replica, spec: JobSpec, *, shows_whole: bool) -> StateSize:
-    """Return the sizes of a state, also before the first step has created the optimizer's part.
-
-    Args:
-        replica: the state.
-        spec: the job.
-        shows_whole: whether the model is evaluated, or shown to the task.
-    """
+    """Return the sizes of a state, also before the first step has created the optimizer's part."""
     trained = sum(_bytes(parameter) for _, parameter in replica.trained)
     model = [*replica.model.parameters(), *replica.model.buffers()]
     plan = plan_buckets(
@@ -131,7 +125,6 @@ def state_size(replica: Replica, spec: JobSpec, *, shows_whole: bool) -> StateSi
 
 
 def _names(model: nn.Module) -> Counter[nn.Parameter]:
-    """Return under how many names a model has each parameter."""
     return Counter(one for _, one in model.named_parameters(remove_duplicate=False))
 
 

@@ -47,11 +47,9 @@ class SavedBytes:
         self._own = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
     def save(self, tensor: Tensor) -> _Saved:
-        """A tensor is saved."""
         return _Saved(self, tensor)
 
     def hold(self, tensor: Tensor) -> None:
-        """Count a tensor's storage in."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() in self._own:
             return
@@ -61,7 +59,6 @@ class SavedBytes:
             self.peak_bytes = max(self.peak_bytes, self._live_bytes)
 
     def release(self, tensor: Tensor) -> None:
-        """Count it out again."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() in self._own:
             return
@@ -118,7 +115,6 @@ class MemoryMeter:
         self._world_size = 1
 
     def regroup(self, world_size: int) -> None:
-        """A generation begins."""
         self.parts, self._steps, self._world_size = {}, 0, world_size
 
     def step(self) -> AbstractContextManager[None]:

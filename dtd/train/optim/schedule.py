@@ -25,14 +25,7 @@ from dtd.strategy.nested import decoded, encoded
 def learning_rate(
     schedule: ScheduleTable, *, base_lr: float, update: int, updates_total: int
 ) -> float:
-    """Learning rate of update number `update` (0-based).
-
-    Args:
-        schedule: the job's [schedule].
-        base_lr: the rate that warm-up leads to.
-        update: updates made so far.
-        updates_total: updates of the whole job, where "cosine" ends.
-    """
+    """Learning rate of update number `update` (0-based)."""
     if update < schedule.warmup_steps:
         return base_lr * (update + 1) / schedule.warmup_steps
     low = min(schedule.min_lr, base_lr)
@@ -50,11 +43,7 @@ SCHEDULE = "schedule."
 
 
 class TaskSchedule:
-    """One schedule of one optimizer.
-
-    Args:
-        scheduler: built for that optimizer, not stepped yet.
-    """
+    """One schedule of one optimizer."""
 
     def __init__(self, scheduler: LRScheduler) -> None:
         self._scheduler = scheduler
@@ -76,10 +65,7 @@ class TaskSchedule:
             ) from error
 
     def state(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
-        """Return its state, fit for JSON; functions are no state.
-
-        Args:
-            tensors: receives its tensors.
+        """Return its state, fit for JSON, and its tensors in `tensors`; functions are no state.
 
         Raises:
             TaskError: it keeps values of another type.
@@ -97,10 +83,6 @@ class TaskSchedule:
 
     def load(self, state: Any, tensors: Mapping[str, Tensor]) -> None:
         """Continue where another one was.
-
-        Args:
-            state: JSON of that one.
-            tensors: its tensors, which this one may keep.
 
         Raises:
             CheckpointError: that was another kind of schedule.
@@ -123,11 +105,6 @@ def schedule_of(
     task: Any, optimizer: torch.optim.Optimizer, total_steps: int
 ) -> TaskSchedule | None:
     """The task's own schedule; None if it builds none.
-
-    Args:
-        task: may have `build_schedule(optimizer, total_steps)`.
-        optimizer: whose groups it sets.
-        total_steps: steps of the whole job.
 
     Raises:
         TaskError: its result is no schedule of this optimizer that can be stepped.

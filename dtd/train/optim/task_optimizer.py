@@ -37,7 +37,6 @@ class JoinedOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> dict[Any, Any]:  # type: ignore[override]
-        """State of each parameter, of all parts."""
         return {
             parameter: values
             for part in self.parts.values()
@@ -45,7 +44,6 @@ class JoinedOptimizer(torch.optim.Optimizer):
         }
 
     def step(self, name: Any = None) -> None:  # type: ignore[override]
-        """Let one part update its parameters."""
         self.parts[name].step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -67,7 +65,6 @@ class JoinedOptimizer(torch.optim.Optimizer):
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Give each part its own."""
         groups, first = list(state_dict["param_groups"]), 0
         for part in self.parts.values():
             own, groups = groups[: len(part.param_groups)], groups[len(part.param_groups) :]

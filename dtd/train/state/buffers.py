@@ -85,13 +85,9 @@ class RunningBuffers:
         return changed
 
     def write(self, elements: Tensor, words: Tensor, *, share: float, follows: bool) -> None:
-        """This rank's contribution to the sums of `apply`.
+        """This rank's contribution to the sums of `apply`, of its share of the rows.
 
-        Args:
-            elements: float64 elements to write.
-            words: int64 elements to write.
-            share: this rank's part of the global batch's rows.
-            follows: this rank is the one whose integers count.
+        The integers of the rank that `follows` count.
         """
         elements.fill_(_NOTHING)
         words.zero_()

@@ -67,11 +67,6 @@ Names = Sequence[Sequence[str]]
 def check_groups(own: Groups, saved: Groups, *, ours: Sequence[str]) -> None:
     """Compare the settings of parameter groups.
 
-    Args:
-        own: this job's, as state_dict() has them.
-        saved: the state's.
-        ours: settings that are no part of a state.
-
     Raises:
         CheckpointError: another number of groups, or settings that only one of the two has.
     """
@@ -306,11 +301,6 @@ def own_entries(
     replica: Replica, about: Mapping[str, Any], entries: Mapping[str, Value]
 ) -> dict[str, Value]:
     """Entries of a state, with the numbers that their parameters have in this replica's optimizer.
-
-    Args:
-        replica: takes the state over.
-        about: the state's metadata.
-        entries: by `index.key` or `optimizer.index.key`; other names stay as they are.
 
     Raises:
         CheckpointError: the two optimizers have other parameters.

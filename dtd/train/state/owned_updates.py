@@ -37,12 +37,7 @@ _ITEM = torch.int64
 
 
 class OwnedUpdates:
-    """The copies of one generation.
-
-    Args:
-        replica: this rank's state.
-        progress: called after each batch.
-    """
+    """The copies of one generation."""
 
     def __init__(self, replica: Replica, progress: Callable[[], None]) -> None:
         self._replica = replica

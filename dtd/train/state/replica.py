@@ -53,9 +53,6 @@ MAX_TENSOR_BYTES: Final = 64 * 1024 * 1024
 class OwnState:
     """The state of one task.
 
-    Args:
-        task: None, or one without the two methods, has none.
-
     Raises:
         TaskError: it has one of the methods without the other, or its state is not fit for one.
     """
@@ -89,7 +86,6 @@ class OwnState:
         return tensors, json.loads(_json(values))
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Take a state over; the task may keep the tensors."""
         if self._load is not None:
             self._load({**tensors, **values})
 
@@ -104,7 +100,6 @@ class OwnState:
         self._before = self._copy()
 
     def keep(self) -> None:
-        """The step is committed."""
         self._before = None
 
     def restore(self) -> None:
@@ -265,12 +260,10 @@ class Replica:
         return list(optimizer.parts) if isinstance(optimizer, JoinedOptimizer) else [""]
 
     def part(self, name: str) -> torch.optim.Optimizer:
-        """One of several optimizers; the only one if the name is empty."""
         optimizer = self.optimizer
         return optimizer.parts[name] if isinstance(optimizer, JoinedOptimizer) else optimizer
 
     def update(self, name: str) -> None:
-        """Let one of several optimizers, or the only one, update its parameters."""
         if isinstance(self.optimizer, JoinedOptimizer):
             self.optimizer.step(name)
         else:
@@ -279,10 +272,7 @@ class Replica:
     def set_learning_rates(self, spec: JobSpec, updates_total: int, *, ahead: int = 0) -> None:
         """Set the rates of the next update, unless the task has a schedule of its own.
 
-        Args:
-            spec: the job.
-            updates_total: of the whole job.
-            ahead: updates that this rank alone has made since the last one that counts.
+        This rank alone may be some updates `ahead` of the last one that counts.
         """
         if self.schedule is None:
             groups = self.optimizer.param_groups
@@ -495,7 +485,6 @@ class LocalStepsUndo:
         self._optimizer = OptimizerSnapshot(replica.optimizer)
 
     def restore(self) -> None:
-        """Restore the copy; to be called once."""
         if self._schedule is not None:
             self._schedule.load(self._schedule_state, self._tensors)
         self._optimizer.restore()

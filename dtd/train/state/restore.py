@@ -150,13 +150,7 @@ def _cut(joined: Tensor, ranges: Sequence[Range]) -> list[tuple[int, int, Tensor
 
 
 class Origin:
-    """The checkpoints from which one job may start or continue.
-
-    Args:
-        folder: the job's.
-        init_from: another job's checkpoint; None if it begins fresh.
-        reporter: told once of each checkpoint that is skipped.
-    """
+    """The checkpoints from which one job may start or continue."""
 
     def __init__(
         self, folder: JobFolder, *, init_from: InitFrom | None, reporter: Reporter
@@ -200,15 +194,7 @@ class Origin:
         return tuple(self._told(self._folder.job_id, one) for one in parts)
 
     def read(self, generation: int, step: int, *, mapped: bool) -> tuple[str, Stored]:
-        """Read the state that `held` or `older` returned.
-
-        Args:
-            generation: of its key.
-            step: of its key.
-            mapped: as `read_stored` takes it.
-
-        Returns:
-            the id of the job that wrote it, and the state.
+        """Read the state that `held` or `older` returned, with the id of the job that wrote it.
 
         Raises:
             CheckpointError: this worker does not hold it, or it is damaged; then it is offered no
@@ -329,15 +315,10 @@ def take_weights(
     reporter: Reporter,
     progress: Progress = no_progress,
 ) -> None:
-    """Copy weights into the model, by name; numbers of another type are converted.
+    """Copy weights into the model, by name ("model.<name>"); numbers are converted to its types.
 
-    Args:
-        replica: the state; changes only if all is well.
-        tensors: "model.<name>" -> value; other names are ignored.
-        source: their name in messages.
-        strict: a mismatch is an error; otherwise it is left out and reported.
-        reporter: told of what was left out.
-        progress: called as the copy progresses.
+    The replica changes only if all is well.  A mismatch is an error if `strict`; otherwise it is
+    left out and reported.
 
     Raises:
         CheckpointError: with everything that does not fit, named; or nothing fits.

@@ -80,7 +80,6 @@ class Snapshot:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all tensors."""
         return sum(len(piece) for one in self.tensors.values() for piece in one.content)
 
 
@@ -173,14 +172,6 @@ _NOTHING_SAVED = StateKey(-1, -1)
 
 class Checkpoints:
     """One job's checkpoints on this worker.
-
-    Args:
-        spec: the job.
-        folder: where they are.
-        reporter: told of published ones.
-        warn: told of failures.
-        saved: called with the published ones.
-        local_state: returns the live state's `Manifest.local_state`.
 
     Attributes:
         deferred: the digest that ranks compare next.
@@ -377,10 +368,7 @@ class Checkpoints:
     def loaded(self, key: StateKey, parts_of: int = 0, part: ShardSet = WHOLE) -> None:
         """The live state was read from this job's checkpoint of this key.
 
-        Args:
-            key: the key.
-            parts_of: the number of ranks among which it was divided; 0: it was whole.
-            part: its part of the state.
+        `parts_of` is the number of ranks among which it was divided; 0: it was whole.
         """
         self._part = part
         self._saved, self.parent, self._parts_of = key, checkpoint_name(*key), parts_of
@@ -433,7 +421,6 @@ class Checkpoints:
         return failures
 
     def flush(self) -> None:
-        """Wait for agreed checkpoints, and report them."""
         self._idle_within(math.inf)
         self.poll()
 

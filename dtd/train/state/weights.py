@@ -256,11 +256,6 @@ def _extra_state(name: str, module: nn.Module) -> Tensor:
 class Averages:
     """The averages of one model's trained parameters.
 
-    Args:
-        model: provides the names.
-        parameters: the trained parameters.
-        decay: weight of the old average in one update.
-
     Attributes:
         named: the averages by the name of their parameter in the model.
     """
@@ -277,15 +272,12 @@ class Averages:
             self.named[names[parameter.data_ptr()]] = parameter.detach().to(wide, copy=True)
 
     def begin(self) -> None:
-        """Restart the averages from the weights, which are new."""
         self.update(first=True)
 
     def update(self, *, first: bool, steps: int = 1) -> None:
-        """Update the averages after an update of the parameters.
+        """Update the averages after an update of the parameters that covers so many steps.
 
-        Args:
-            first: whether this is the first update.
-            steps: number of steps that the update covers; the decay is applied once for each.
+        The decay is applied once for each; after the first update the averages are the parameters.
         """
         averages = list(self.named.values())
         pairs = zip(self._parameters, averages, strict=True)

@@ -41,11 +41,6 @@ ReadRows = Callable[[Sequence[int]], Any]
 def dataset_fingerprint(dataset: MapDataset, seed: int, read: ReadRows) -> str:
     """Hex digest over the dataset's length and the content of its probe rows.
 
-    Args:
-        dataset: the rows.
-        seed: the job's.
-        read: reads some of them, as training does.
-
     Raises:
         TaskError: a row cannot be read, or holds something that has no bytes to compare.
     """
@@ -149,11 +144,7 @@ _MODEL = "model name"
 
 
 def environment(name: str) -> dict[str, str]:
-    """Return versions and hardware that affect numbers and speed.
-
-    Args:
-        name: the device on which the worker trains, as torch names it.
-    """
+    """Return versions and hardware that affect numbers and speed."""
     device = torch.device(name)
     found = {
         "dtd": __version__,

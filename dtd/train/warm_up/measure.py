@@ -338,13 +338,6 @@ def _compared(
 ) -> dict[str, Any]:
     """Every strategy and codec that the job could name.
 
-    Args:
-        spec: the job, as SUBMIT_JOB carries it.
-        layouts: of its gradients' buckets.
-        device: where these are.
-        world_size: the largest world.
-        step: for which wire sizes are computed; they may follow a schedule.
-
     Returns:
         {"candidates": [{"strategy", "codec", "every_steps": between two exchanges of the same
         parameters, "overlaps": whether they travel while the next steps go on, "stage" and

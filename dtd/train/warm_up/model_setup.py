@@ -174,10 +174,6 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def materialise(model: nn.Module, forward: Callable[[nn.Module], Any]) -> None:
     """Give every lazy parameter and buffer of a model its shape and first value.
 
-    Args:
-        model: as the task built it.
-        forward: uses all of it.
-
     Raises:
         TaskError: the pass fails, or leaves some of it lazy.
     """
@@ -226,13 +222,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass(slots=True)
 class LossScaler:
-    """Scale of the loss; 1 and constant unless `enabled`.
-
-    Attributes:
-        enabled: whether the precision needs it.
-        scale: factor of the loss.
-        good_steps: finite steps since the scale last changed.
-    """
+    """Scale of the loss; 1 and constant unless `enabled`."""
 
     enabled: bool
     scale: float = 1.0

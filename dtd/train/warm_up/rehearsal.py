@@ -29,15 +29,7 @@ from dtd.train.warm_up.watch import ParameterWatch, Structure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """The passes of one job.
-
-    Attributes:
-        task: has the loss.
-        replica: its model and optimizers.
-        buffers: the model's.
-        spec: the job.
-        device: the model's.
-    """
+    """The passes of one job."""
 
     task: Task
     replica: Replica

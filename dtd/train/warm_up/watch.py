@@ -30,12 +30,7 @@ from dtd.train.state.weights import add_to_hash, has_extra_state, persistent_buf
 
 
 class Structure:
-    """The modules, parameters, persistent buffers and extra states of one model.
-
-    Args:
-        model: as it is trained.
-        stay: trained parameters have to stay where they are in memory.
-    """
+    """The modules, parameters, persistent buffers and extra states of one model."""
 
     def __init__(self, model: nn.Module, *, stay: bool) -> None:
         self._modules = [
@@ -61,9 +56,6 @@ class Structure:
 
     def check(self, by: str) -> None:
         """Check that the model's structure is unchanged.
-
-        Args:
-            by: the method that was called.
 
         Raises:
             TaskError: it is not.
@@ -201,11 +193,6 @@ class ParameterWatch:
         return self._may_read and self._passes < PASSES_READ
 
     def check_structure(self, by: str) -> None:
-        """Check that the model has the parameters and buffers that it began with.
-
-        Raises:
-            TaskError: it has not.
-        """
         self._structure.check(by)
 
     @contextlib.contextmanager

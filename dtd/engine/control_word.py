@@ -141,11 +141,7 @@ class ControlWord:
 
 
 def encode_entry(entry: ControlEntry) -> bytes:
-    """An entry as the payload of a SMALL_GATHER frame.
-
-    Raises:
-        LocalProtocolError: the digest does not fit its step.
-    """
+    """An entry as the payload of a SMALL_GATHER frame."""
     digest_bytes = 0 if entry.digest_step == NO_DIGEST_STEP else DIGEST_BYTES
     if len(entry.digest) != digest_bytes or entry.digest_step < NO_DIGEST_STEP:
         raise LocalProtocolError(
@@ -196,11 +192,7 @@ def read_words(words: Sequence[bytes], read: Callable[[bytes], T]) -> list[T]:
 
 
 def reduce_entries(payloads: Sequence[bytes]) -> ControlWord:
-    """Reduce all ranks' entries, given in rank order, to the one verdict.
-
-    Raises:
-        UnreadableWord: an entry cannot be read.
-    """
+    """Reduce all ranks' entries, given in rank order, to the one verdict."""
     entries = read_words(payloads, decode_entry)
     digests = [(entry.digest_step, entry.digest) for entry in entries]
     has_digest = any(step != NO_DIGEST_STEP for step, _ in digests)

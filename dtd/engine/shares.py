@@ -207,11 +207,7 @@ def pack_cost(cost: int) -> bytes:
 
 
 def unpack_cost(word: bytes) -> int:
-    """The cost in a word of the ring.
-
-    Raises:
-        ProtocolError: BAD_PAYLOAD if it is none.
-    """
+    """The cost in a word of the ring."""
     if len(word) == _COST.size:
         (cost,) = _COST.unpack(word)
         if cost <= _MOST:

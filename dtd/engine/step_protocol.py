@@ -258,9 +258,6 @@ class StepProtocol:
 
         A complete list proves that every rank has prepared the step.  If digests
         differ, the results are void.
-
-        Raises:
-            UnreadableWord: an entry cannot be read.
         """
         self._expect("judge")
         word = reduce_entries(entries)

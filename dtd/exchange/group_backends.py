@@ -60,9 +60,6 @@ class Rendezvous:
         world_size: number of ranks.
         host: this rank's data address.
         timeout_s: how long a rank waits for another.
-
-    Raises:
-        ConfigError: this process cannot listen at that address.
     """
 
     def __init__(self, *, rank: int, world_size: int, host: str, timeout_s: float) -> None:
@@ -114,9 +111,6 @@ class GlooGroup:
         world_size: number of ranks.
         host: this rank's data address.
         connect_timeout_s: how long making the connections may take.
-
-    Raises:
-        ConfigError: this process cannot listen at that address.
     """
 
     device = torch.device("cpu")
@@ -174,9 +168,6 @@ class NcclGroup:
         host: this rank's data address.
         device: this worker's.
         connect_timeout_s: how long making the connections may take.
-
-    Raises:
-        ConfigError: the worker has no GPU, or torch no NCCL.
     """
 
     def __init__(
@@ -218,9 +209,6 @@ def check_backend(transport: str, device: str) -> None:
     Args:
         transport: "ring", "gloo" or "nccl".
         device: "cpu" or "cuda:N".
-
-    Raises:
-        ConfigError: it cannot.
     """
     if transport == "nccl" and device == "cpu":
         raise ConfigError(

@@ -178,11 +178,7 @@ class Node:
     def place(
         self, message: Chunk | SmallGather, payload_bytes: int, *, link: int
     ) -> memoryview | Hold | None:
-        """Return memory for an announced payload, HOLD, or None to use the link's own memory.
-
-        Raises:
-            ProtocolError: it is not possible now.
-        """
+        """Return memory for an announced payload, HOLD, or None to use the link's own memory."""
         if isinstance(message, SmallGather):
             if payload_bytes > MAX_WORD_BYTES:
                 raise ProtocolError(

@@ -256,12 +256,7 @@ class ProcessGroupCollective:
     # --- the group ---------------------------------------------------------------------------
 
     def _form(self) -> None:
-        """Create the generation's group, together with all other ranks.
-
-        Raises:
-            RingBroken: the ring broke in the meantime, or a rank could not create its part.
-            ConfigError: this worker cannot take part in such a group.
-        """
+        """Create the generation's group, together with all other ranks."""
         ring, group = self._ring, self._new_group()
         outcome = self._make(group, ring.gather(group.place()))
         if isinstance(outcome, Exception):
@@ -391,11 +386,7 @@ class ProcessGroupCollective:
             self._pending.put(None)  # otherwise the thread that waits for operations never ends
 
     def _give_up(self) -> None:
-        """The group has failed: report the member that the ring lost, or end the ring.
-
-        Raises:
-            RingBroken: always.
-        """
+        """The group has failed: report the member that the ring lost, or end the ring."""
         with self._ring.waiting(), self._changed:
             self._changed.wait_for(lambda: self._ended, RING_GRACE_S)
         self._ring.check()

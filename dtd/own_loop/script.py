@@ -71,11 +71,7 @@ class Script:
         return task, spec
 
     def begin(self, loop: UserLoop, turns: Turns) -> LoopTask:
-        """Hand the loop to the training thread.
-
-        Raises:
-            TaskError: it is the script's second one.
-        """
+        """Hand the loop to the training thread."""
         if self._turns is not None:
             raise TaskError(
                 f"{self._module}.py begins a second run, and a job has one",

@@ -213,11 +213,7 @@ class LoopTask:
         self.logged = {}
 
     def loss(self, model: nn.Module, batch: Any, update: str = "") -> Any:
-        """Give the loop a batch, and return what it calls `backward()` for.
-
-        Raises:
-            TaskError: the loop does something else first.
-        """
+        """Give the loop a batch, and return what it calls `backward()` for."""
         del model
         self._first = self._first or update
         if update == self._first:  # the other optimizers' losses are of the same batch
@@ -231,9 +227,6 @@ class LoopTask:
         Args:
             name: of the optimizer.
             step: the optimizer's own method.
-
-        Raises:
-            TaskError: the loop does something else first.
         """
         if not self._inside or self._stands_in:
             self._pass_by()

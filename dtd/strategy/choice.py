@@ -100,11 +100,7 @@ class _Request:
 
     @property
     def part(self) -> Part:
-        """The parameters of the only optimizer.
-
-        Raises:
-            TaskError: there are several.
-        """
+        """The parameters of the only optimizer."""
         if len(self.parts) > 1:
             raise TaskError(
                 f"[strategy] name: {self.spec.strategy.name} takes one optimizer, and"

@@ -65,9 +65,6 @@ def encoded(value: Any, name: str, tensors: dict[str, Tensor], *, keeps: str) ->
         name: name of its tensor, or the beginning of the names of those in it.
         tensors: receives them.
         keeps: the owner and the entry, as in "the optimizer keeps step", for the message.
-
-    Raises:
-        TaskError: it is, or has in it, something else.
     """
     if isinstance(value, Tensor):
         tensors[name] = value.detach()

@@ -157,11 +157,7 @@ _SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
 
 
 def class_names(folder: Path) -> list[str]:
-    """Sorted names of the class folders.
-
-    Raises:
-        TaskError: there is none.
-    """
+    """Sorted names of the class folders."""
     try:
         names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
     except OSError as error:

@@ -253,9 +253,6 @@ def agree(
         record: of the open step; receives the time.
         voters: ranks that did not copy their state from another one in this generation; None for
             all.
-
-    Raises:
-        DivergenceError: the digests differ.
     """
     tally = _digests(session, ring, record)
     _judge(session, ring, tally, voters)
@@ -275,9 +272,6 @@ def compare_moving(
         ring: connects the ranks; a step is open.
         voters: as for `agree`.
         shared: the parts.
-
-    Raises:
-        DivergenceError: holders of a part differ.
     """
     shards = session.replica.shards
     assert shards is not None, "the state is not sharded"
@@ -291,11 +285,7 @@ def compare_moving(
 def _judge(
     session: JobSession, ring: Collective, tally: Tally, voters: Collection[int] | None
 ) -> None:
-    """Compare the digests of the live state.
-
-    Raises:
-        DivergenceError: they differ.
-    """
+    """Compare the digests of the live state."""
     step = session.replica.step
     result = compare([(step, one) for one in tally.digests], voters=voters)
     if result.dissenters:

@@ -57,11 +57,7 @@ class Callbacks:
         self._tell(name, self._replica.step, metrics, "")
 
     def tell_saved(self, record: CheckpointRecord) -> None:
-        """Call the callback for a checkpoint that this worker has published.
-
-        Raises:
-            TaskError: as `tell`.
-        """
+        """Call the callback for a checkpoint that this worker has published."""
         self._tell("on_checkpoint", record.step, record.metrics, record.directory)
 
     def _tell(self, name: str, step: int, metrics: Mapping[str, float], directory: str) -> None:

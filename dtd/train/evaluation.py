@@ -93,11 +93,7 @@ class Evaluator:
     def evaluate_some(
         self, model: nn.Module, *, batches: int, progress: Callable[[], None]
     ) -> dict[str, float]:
-        """Return the metrics over the first few batches, on this rank alone.
-
-        Raises:
-            TaskError: the task's metrics are malformed.
-        """
+        """Return the metrics over the first few batches, on this rank alone."""
         rows = min(self.rows, batches * self._spec.train.eval_batch_size)
         return mean_values([unpack_sums(pack_sums(self._sums(model, 0, rows, progress, _unheard)))])
 
@@ -149,11 +145,7 @@ def _unheard(kind: str, shape: Hashable) -> None:
 
 
 def pack_sums(sums: Mapping[str, tuple[float, float]]) -> bytes:
-    """Encode one rank's sums.
-
-    Raises:
-        TaskError: there are too many.
-    """
+    """Encode one rank's sums."""
     word = b"".join(
         _NAME_SIZE.pack(len(name.encode())) + name.encode() + _VALUES.pack(*values)
         for name, values in sums.items()
@@ -259,11 +251,7 @@ def _named(spec: JobSpec) -> dict[str, str]:
 
 
 def check_evaluated(spec: JobSpec, *, has_evaluation: bool) -> None:
-    """Check that there are evaluations if the job names a metric.
-
-    Raises:
-        TaskError: the task has none.
-    """
+    """Check that there are evaluations if the job names a metric."""
     for setting, name in _named(spec).items():
         if not has_evaluation:
             raise TaskError(
@@ -273,11 +261,7 @@ def check_evaluated(spec: JobSpec, *, has_evaluation: bool) -> None:
 
 
 def check_named(spec: JobSpec, metrics: Collection[str]) -> None:
-    """Check that an evaluation has the metrics that the job names.
-
-    Raises:
-        TaskError: it lacks one.
-    """
+    """Check that an evaluation has the metrics that the job names."""
     for setting, name in _named(spec).items():
         _check_has(metrics, setting, name)
 
@@ -295,9 +279,6 @@ def judge(table: TrainTable, seen: EarlyStop, metrics: Mapping[str, float]) -> E
     """Take one more evaluation into account.
 
     A job may continue from the state of one with another metric: then nothing is seen yet.
-
-    Raises:
-        TaskError: the metric is not among those of the evaluation.
     """
     name = table.early_stop_metric
     if not name:

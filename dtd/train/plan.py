@@ -212,11 +212,7 @@ class JobPlan:
         return fewest < 2 * parts * world_size
 
     def check_slices(self) -> None:
-        """Check that a single worker has enough rows in every step; then more workers do, too.
-
-        Raises:
-            TaskError: it does not.
-        """
+        """Check that a single worker has enough rows in every step; then more workers do, too."""
         if self.smallest_rows == 1:
             return
         for step in self._first_and_last:

@@ -43,11 +43,7 @@ class RowShares:
         return session.plan.divides(session.replica.step) if self._measured else None
 
     def reconsider(self, record: StepRecord) -> None:
-        """Gather how fast all ranks are, and divide the next rows anew if that is worth it.
-
-        Raises:
-            UnreadableWord: a rank's word is malformed.
-        """
+        """Gather how fast all ranks are, and divide the next rows anew if that is worth it."""
         session, plan = self._session, self._session.plan
         words = timed_gather(self._ring, record, pack_cost(session.pace.cost))
         decision = decide(

@@ -216,9 +216,6 @@ class JobSessionRunner:
         """A generation begins at this step: load its first batches while the state is transferred.
 
         A stream is read from the position in the state, so it has to wait for the state.
-
-        Raises:
-            TaskError: loader processes fail.
         """
         session = self._session
         if session.data.stream is None and step < session.plan.steps_total:

@@ -132,11 +132,7 @@ class JobSession:
         return live
 
     def exchanges(self) -> list[BucketMemory]:
-        """Return the buckets of the step that follows the live state.
-
-        Raises:
-            TaskError: the task names updates that do not exist.
-        """
+        """Return the buckets of the step that follows the live state."""
         names = updates_of_step(self.task, self.strategy.names, self.replica.step)
         return self.strategy.exchanges(self.replica.step, names)
 
@@ -154,11 +150,7 @@ class JobSession:
         return stopped or self.callbacks.reason
 
     def fit_plan(self, ranks: int) -> None:
-        """Fit the plan to so many ranks that train; before the first step of a generation.
-
-        Raises:
-            TaskError: a single rank has fewer rows in a step than the model needs.
-        """
+        """Fit the plan to so many ranks that train; before the first step of a generation."""
         self.plan = self.single.fit(self.plan, ranks)
 
     def open(self) -> None:
@@ -379,11 +371,7 @@ def parts_of(replica: Replica) -> list[Part]:
 
 
 def updates_of_step(task: Any, names: Sequence[str], step: int) -> list[str]:
-    """Return the updates that a step makes, in order.
-
-    Raises:
-        TaskError: the task returns no name, a duplicate or an unknown one.
-    """
+    """Return the updates that a step makes, in order."""
     choose: Callable[[int], Sequence[str]] | None = getattr(task, "updates", None)
     chosen = list(choose(step)) if choose is not None and len(names) > 1 else list(names)
     if not chosen or len(set(chosen)) != len(chosen) or not set(chosen) <= set(names):

@@ -333,11 +333,7 @@ class Machine:
     # --- placing ---------------------------------------------------------------------------
 
     def place(self, chunk: Chunk, payload_bytes: int, *, link: int) -> Place | Hold:
-        """Return the place of an announced chunk's payload; HOLD while it has to wait.
-
-        Raises:
-            ProtocolError: the schedule does not expect this chunk now.
-        """
+        """Return the place of an announced chunk's payload; HOLD while it has to wait."""
         if self._is_early(chunk, link):
             return self._hold(link)
         if chunk.bucket >= len(self._buckets):
@@ -348,11 +344,7 @@ class Machine:
         return self._hold(link) if isinstance(place, Hold) else place
 
     def accept_gather(self, gather: SmallGather, *, link: int) -> Hold | None:
-        """Check an announced entry of a small gather; HOLD when it is early.
-
-        Raises:
-            ProtocolError: the entry is not possible now.
-        """
+        """Check an announced entry of a small gather; HOLD when it is early."""
         if self._is_early(gather, link):
             return self._hold(link)
         self._gathers.check(gather)

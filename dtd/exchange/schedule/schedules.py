@@ -191,11 +191,7 @@ class RingSchedules:
         self._made: dict[range | None, Schedule] = {}
 
     def whole(self, shapes: Sequence[BucketShape]) -> frozenset[int]:
-        """Indices of those that travel whole, of buckets that are declared together.
-
-        Raises:
-            LocalProtocolError: one is divided for another world.
-        """
+        """Indices of those that travel whole, of buckets that are declared together."""
         for shape in shapes:
             if shape.bounds:  # a wrong one is the caller's fault, not that of the chunk that asks
                 self._cut(shape)
@@ -226,11 +222,7 @@ class RingSchedules:
 
 
 class StarSchedules:
-    """The schedules of one rank of a star, for halves that use it.
-
-    Raises:
-        LocalProtocolError: there is no server, or no trainer.
-    """
+    """The schedules of one rank of a star, for halves that use it."""
 
     def __init__(self, rank: int, world_size: int, *, servers: int, chunk_bytes: int) -> None:
         if not 0 < servers < world_size:
@@ -243,11 +235,7 @@ class StarSchedules:
         self._made: dict[tuple[Operation, int], Schedule] = {}
 
     def whole(self, shapes: Sequence[BucketShape]) -> frozenset[int]:
-        """No bucket travels whole.
-
-        Raises:
-            LocalProtocolError: one needs the ring.
-        """
+        """No bucket travels whole."""
         if not all(map(goes_by_star, shapes)):
             raise LocalProtocolError("a bucket in the star needs the ring")
         return frozenset()

@@ -43,9 +43,6 @@ class Tree:
 
     Attributes:
         hops: to the furthest of the ranks.
-
-    Raises:
-        LocalProtocolError: these are no such strides.
     """
 
     def __init__(self, rank: int, world_size: int, strides: Sequence[int] = ()) -> None:

@@ -34,12 +34,7 @@ _ONCE: Final = ("step", "eta", "mu", "mu_product")
 
 
 def check_shardable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Refuse what sharded training cannot do.
-
-    Raises:
-        TaskError: the optimizer or a hook of its step looks at more than one element at a time,
-            or may do so; or the device is not a CPU.
-    """
+    """Refuse what sharded training cannot do."""
     if device.type != "cpu":
         raise TaskError(
             f'strategy.name = "sharded" trains on CPUs only, and this worker has {device}',
@@ -61,9 +56,6 @@ def check_hooks(optimizer: torch.optim.Optimizer) -> None:
 
     It would be given one-dimensional parts of parameters, and a model whose parameters are those
     of the step before, or are not in memory.
-
-    Raises:
-        TaskError: with the first one.
     """
     for what, function in _additions(optimizer):
         if not getattr(function, "elementwise", False):
@@ -106,11 +98,7 @@ def _name(function: Any) -> str:
 def check_complete(
     optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]
 ) -> None:
-    """Refuse an optimizer that leaves trained parameters out: stage 3 keeps them in its slices.
-
-    Raises:
-        TaskError: with the first one that it leaves out.
-    """
+    """Refuse an optimizer that leaves trained parameters out: stage 3 keeps them in its slices."""
     known = {id(one) for group in optimizer.param_groups for one in group["params"]}
     for name, parameter in named:
         if id(parameter) not in known:
@@ -145,11 +133,7 @@ def flattened(key: str, value: Any, parameter: Tensor) -> Any:
 
 
 def check_shape(key: str, value: Any, parameter: Tensor) -> None:
-    """Check that an entry which is to be divided has its parameter's shape.
-
-    Raises:
-        TaskError: it has another one, or is one of several in a list or a dictionary.
-    """
+    """Check that an entry which is to be divided has its parameter's shape."""
     if not isinstance(value, Tensor) and any(is_sharded(one) for one in leaves(value)):
         raise TaskError(
             f"the optimizer keeps {key} as a {type(value).__name__} with tensors in it, which"

@@ -298,11 +298,7 @@ class PassOrder:
         return not kept
 
     def gradient(self, bucket: int, parameter: int) -> bool:
-        """Backward has computed a gradient; returns whether the bucket's unit is released.
-
-        Raises:
-            TaskError: the bucket has been submitted.
-        """
+        """Backward has computed a gradient; returns whether the bucket's unit is released."""
         unit = self.plan.unit_of[bucket]
         if self.plan.reduces[bucket] < self.sent:
             raise TaskError(
@@ -336,9 +332,6 @@ def follow(order: PassOrder, events: Sequence[Step]) -> None:
     Args:
         order: the beginning of a pass.
         events: those of the other one.
-
-    Raises:
-        TaskError: it could not.
     """
     for number, (kind, what) in enumerate(events):
         if kind == GATHER:

@@ -238,9 +238,6 @@ class ShardedState:
             optimizer: its state is that of whole parameters, or only the common part of it.
             holds: WHOLE, or NOTHING if it has only the common part.
             entries: element types of the entries that are missing then, by `index.key`.
-
-        Raises:
-            TaskError: it keeps something of another shape than its parameter's.
         """
         self._optimizer, self._before = optimizer, None
         self._whole = [list(group["params"]) for group in optimizer.param_groups]
@@ -300,11 +297,7 @@ class ShardedState:
                 one.values.grad = there if present[place] else None
 
     def check_entries(self) -> None:
-        """Check that the optimizer keeps only entries that can be divided.
-
-        Raises:
-            TaskError: it keeps something of another shape than its parameter's.
-        """
+        """Check that the optimizer keeps only entries that can be divided."""
         for one in self._cut.each():
             for key, value in self._state_of(one.values).items():
                 check_shape(key, value, one.values)

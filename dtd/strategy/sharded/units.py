@@ -62,11 +62,7 @@ class Unit:
 
 
 def units_of(model: nn.Module, trained: Sequence[nn.Parameter], *, bucket_bytes: int) -> list[Unit]:
-    """Divide a model.
-
-    Raises:
-        TaskError: a part of the model is compiled.
-    """
+    """Divide a model."""
     for name, module in model.named_modules():
         if is_compiled(module):
             raise TaskError(

@@ -152,11 +152,7 @@ class DirectUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.first = tensor
 
     def check_former(self, names: Sequence[str]) -> None:
-        """Check that the pass has used no memory that its parameter has left.
-
-        Raises:
-            TaskError: it has.
-        """
+        """Check that the pass has used no memory that its parameter has left."""
         if self._stale is not None:
             raise TaskError(
                 f"loss() computes with a view of {names[self._stale]} that was kept outside of the"

@@ -359,9 +359,6 @@ class Loader:
         Args:
             plan: what to prepare.
             at: number of the request that comes next; it is prepared right away.
-
-        Raises:
-            TaskError: loader processes do not work.
         """
         self._plan = plan
         request = plan(at) if at is not None else None
@@ -393,9 +390,6 @@ class Loader:
 
         Also rows that are only looked at are read in the thread or process that reads all others:
         a dataset may open what cannot leave it when its first row is read.
-
-        Raises:
-            TaskError: as `next`.
         """
         plan, self._plan = self._plan, _nothing_planned
         try:

@@ -150,9 +150,6 @@ class ByLength:
     The plain order is cut into pools of 64 batches; the rows of a pool are sorted by length and cut
     into batches, which come in a random order, each with its rows in a random order.  The smaller
     last batch of an epoch takes its rows as they come.
-
-    Raises:
-        TaskError: they are not one length a row.
     """
 
     def __init__(self, lengths: Any, length: int, *, batch_rows: int) -> None:
@@ -185,11 +182,7 @@ class ByLength:
 
 
 class Given:
-    """The task gives the rows of each epoch, as many in every one.
-
-    Raises:
-        TaskError: they are not rows of the dataset.
-    """
+    """The task gives the rows of each epoch, as many in every one."""
 
     def __init__(self, row_order: Any, length: int, *, seed: int) -> None:
         self._row_order, self._length = row_order, length
@@ -247,11 +240,7 @@ def _draws(seed: int, epoch: int, kind: int, start: int, stop: int) -> Rows:
 
 
 def _array(what: str, values: Any, length: int | None, kind: type) -> npt.NDArray[Any]:
-    """One number a row, as numpy has them.
-
-    Raises:
-        TaskError: they are not.
-    """
+    """One number a row, as numpy has them."""
     try:
         array = np.asarray(values)
         if array.ndim != 1 or (kind is np.int64 and array.dtype.kind not in "iu"):

@@ -65,11 +65,7 @@ class TaskSchedule:
             ) from error
 
     def state(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
-        """Return its state, fit for JSON, and its tensors in `tensors`; functions are no state.
-
-        Raises:
-            TaskError: it keeps values of another type.
-        """
+        """Return its state, fit for JSON, and its tensors in `tensors`; functions are no state."""
         return {
             name: encoded(
                 _without_functions(value),

@@ -174,11 +174,7 @@ _UNUSABLE: Final[Mapping[str, str]] = {
 
 
 def checked_optimizer(method: str, optimizer: Any) -> torch.optim.Optimizer:
-    """Return the result of a task's method, if it is an optimizer that can be used.
-
-    Raises:
-        TaskError: it is not.
-    """
+    """Return the result of a task's method, if it is an optimizer that can be used."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TaskError(
             f"{method} of the task returned a {type(optimizer).__name__}",

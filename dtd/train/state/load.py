@@ -442,19 +442,11 @@ class IncomingImage:
         return [tensor_bytes(tensor) for tensor in self._tensors.values()]
 
     def check(self, progress: Progress = no_progress) -> None:
-        """Compare the received state with its digest.
-
-        Raises:
-            CheckpointError: bytes were damaged on the way.
-        """
+        """Compare the received state with its digest."""
         digest = digest_of(self._tensors, self._manifest["state"], progress)
         if digest.hex() != self._digest:
             raise CheckpointError("a received state does not match its digest")
 
     def apply(self, replica: Replica, progress: Progress = no_progress) -> None:
-        """Take the state over.
-
-        Raises:
-            CheckpointError: it is another model's.
-        """
+        """Take the state over."""
         load_state(replica, self._tensors, self._manifest["state"], progress)

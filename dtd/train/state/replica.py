@@ -110,11 +110,7 @@ class OwnState:
 
     @contextlib.contextmanager
     def unchanged(self, by: str) -> Iterator[None]:
-        """Check that the task leaves its state unchanged.
-
-        Raises:
-            TaskError: it has changed.
-        """
+        """Check that the task leaves its state unchanged."""
         before = self._fingerprint()
         yield
         if self._fingerprint() != before:
@@ -324,11 +320,7 @@ def _set_rate(group: dict[str, Any], rate: float) -> None:
 
 
 def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Names and parameters that are not frozen, shared ones once.
-
-    Raises:
-        TaskError: there is none.
-    """
+    """Names and parameters that are not frozen, shared ones once."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not named:
         raise TaskError(
@@ -339,11 +331,7 @@ def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def build_model(task: Task, spec: JobSpec, device: torch.device, sample: Sample) -> nn.Module:
-    """The task's model, initialised from the job's seed, ready to train on its device.
-
-    Raises:
-        TaskError: it is no model, or has a layer that cannot work here.
-    """
+    """The task's model, initialised from the job's seed, ready to train on its device."""
     seed_generators(spec.job.seed, device)
     built: Any = task.build_model()
     if not isinstance(built, nn.Module):
@@ -422,11 +410,7 @@ def move_weights(fresh: nn.Module, model: nn.Module) -> None:
 
 
 def _check_fresh(fresh: nn.Module, trained: Sequence[tuple[str, nn.Parameter]]) -> None:
-    """Refuse a model that is none of its own: its parameters are those that have been trained.
-
-    Raises:
-        TaskError: with the first one.
-    """
+    """Refuse a model that is none of its own: its parameters are those that have been trained."""
     own = {id(parameter) for parameter in fresh.parameters()}
     for name, parameter in trained:
         if id(parameter) in own:

@@ -288,11 +288,7 @@ def check_position(replica: Replica, plan: JobPlan) -> None:
 
 
 def take_weights_of_file(replica: Replica, path: Path, *, strict: bool, reporter: Reporter) -> None:
-    """Give a replica the weights of a safetensors file, as `take_weights` does.
-
-    Raises:
-        CheckpointError: the file cannot be read, or its weights do not fit.
-    """
+    """Give a replica the weights of a safetensors file, as `take_weights` does."""
     try:
         loaded = safetensors.torch.load_file(path)
     except (OSError, SafetensorError) as error:

@@ -64,22 +64,14 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def dtype_name(name: str, dtype: torch.dtype) -> str:
-    """Name of a tensor's element type.
-
-    Raises:
-        TaskError: states cannot hold it.
-    """
+    """Name of a tensor's element type."""
     if dtype not in _NAMES:
         raise TaskError(f"{name} has element type {dtype}, which states cannot hold")
     return _NAMES[dtype]
 
 
 def named_tensors(replica: Replica) -> dict[str, Tensor]:
-    """Live tensors of the state, in an order that depends on the model alone.
-
-    Raises:
-        TaskError: the model's state holds something that is no tensor.
-    """
+    """Live tensors of the state, in an order that depends on the model alone."""
     tensors = {MODEL + name: tensor for name, tensor in common_tensors(replica).items()}
     if replica.averages is not None:
         tensors |= {AVERAGE + name: value for name, value in replica.averages.named.items()}
@@ -100,11 +92,7 @@ def common_tensors(replica: Replica) -> dict[str, Tensor]:
 
 
 def _kept(replica: Replica) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return what optimizer and schedule keep: tensors, and JSON that refers to some of them.
-
-    Raises:
-        TaskError: they keep something else.
-    """
+    """Return what optimizer and schedule keep: tensors, and JSON that refers to some of them."""
     tensors: dict[str, Tensor] = {}
     scalars = {}
     for index, values in sorted(_optimizer_state(replica).items()):

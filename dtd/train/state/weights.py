@@ -80,11 +80,7 @@ def named_state_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def extra_states(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return the results of the modules' `get_extra_state()`, under the names of a state_dict.
-
-    Raises:
-        TaskError: one of them is no tensor.
-    """
+    """Return the results of the modules' `get_extra_state()`, under the names of a state_dict."""
     modules = ((name, one) for name, one in model.named_modules() if has_extra_state(one))
     named = ((f"{name}.{_EXTRA_STATE}" if name else _EXTRA_STATE, one) for name, one in modules)
     return [(name, _extra_state(name, one)) for name, one in named]
@@ -96,11 +92,7 @@ def has_extra_state(module: nn.Module) -> bool:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Live parameters and persistent buffers, shared ones once, in an order of the model alone.
-
-    Raises:
-        TaskError: the model's state holds something that is no tensor.
-    """
+    """Live parameters and persistent buffers, shared ones once, in an order of the model alone."""
     groups = named_groups(model)
     return {names[0]: tensor for names, tensor in groups}
 
@@ -203,11 +195,7 @@ def matched(
 
 
 def named_groups(model: nn.Module) -> list[tuple[list[str], Tensor]]:
-    """Each tensor of the model with all of its names.
-
-    Raises:
-        TaskError: the model's state holds something that is no tensor.
-    """
+    """Each tensor of the model with all of its names."""
     groups: list[tuple[list[str], Tensor]] = []
     places: dict[tuple[int, torch.Size, tuple[int, ...]], int] = {}
     taken: set[str] = set()

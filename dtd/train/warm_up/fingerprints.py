@@ -39,11 +39,7 @@ ReadRows = Callable[[Sequence[int]], Any]
 
 
 def dataset_fingerprint(dataset: MapDataset, seed: int, read: ReadRows) -> str:
-    """Hex digest over the dataset's length and the content of its probe rows.
-
-    Raises:
-        TaskError: a row cannot be read, or holds something that has no bytes to compare.
-    """
+    """Hex digest over the dataset's length and the content of its probe rows."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     _feed(digest, len(dataset), "len(dataset)")
     with kept_random_state():
@@ -56,9 +52,6 @@ def differs_when_read_again(dataset: MapDataset, seed: int, read: ReadRows) -> b
     """Whether a row has other content after another row has been read.
 
     That is so where a dataset draws from a generator of its own, which nothing can key.
-
-    Raises:
-        TaskError: as `dataset_fingerprint`.
     """
     if getattr(dataset, "first_rows", None) is not None:
         return False  # of a stream, which is read in sequence

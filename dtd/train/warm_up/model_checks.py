@@ -31,11 +31,7 @@ from dtd.train.state.weights import DTYPES, extra_states, named_state_buffers
 
 
 def check_built(model: nn.Module) -> None:
-    """Refuse a model with layers that talk to other ranks, or without values.
-
-    Raises:
-        TaskError: it has a SyncBatchNorm, or a parameter or a buffer on the meta device.
-    """
+    """Refuse a model with layers that talk to other ranks, or without values."""
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             raise TaskError(
@@ -55,11 +51,7 @@ def check_built(model: nn.Module) -> None:
 
 
 def check_tensors(model: nn.Module) -> None:
-    """Refuse parameters, persistent buffers and extra state that no state can hold.
-
-    Raises:
-        TaskError: one of them is such.
-    """
+    """Refuse parameters, persistent buffers and extra state that no state can hold."""
     for kind, named in (
         ("parameter", model.named_parameters()),
         ("buffer", named_state_buffers(model)),
@@ -129,9 +121,6 @@ def check_memory(model: nn.Module, trained: Sequence[nn.Parameter]) -> None:
 
     Once the state is divided it would not follow that one any more.  The same parameter under two
     names is one parameter, and parts of one tensor that do not overlap are separate ones.
-
-    Raises:
-        TaskError: with the names of the two.
     """
     for one, other in _overlapping(_listed(model, {id(parameter) for parameter in trained})):
         if one.kind == other.kind == "parameter":
@@ -199,9 +188,6 @@ class SingleRow:
 
         Ranks may find out in different generations: where no slice has a single row, slices are
         the same with either number.
-
-        Raises:
-            TaskError: a single rank has too few rows.
         """
         avoids_them = plan.smallest_rows > 1  # except where there is only one rank to have rows
         if not plan.has_single_rows(1 if avoids_them else world_size):

@@ -247,11 +247,7 @@ def loss_scaler(precision: Precision) -> LossScaler:
 
 
 def check_precision(precision: Precision, device: torch.device) -> None:
-    """Refuse a precision that the device lacks.
-
-    Raises:
-        TaskError: float16 on a CPU.
-    """
+    """Refuse a precision that the device lacks."""
     if precision == "float16" and device.type != "cuda":
         raise TaskError(
             f"train.precision float16 needs a CUDA device, and this worker trains on {device}",

@@ -55,11 +55,7 @@ class Structure:
         self._stay = stay
 
     def check(self, by: str) -> None:
-        """Check that the model's structure is unchanged.
-
-        Raises:
-            TaskError: it is not.
-        """
+        """Check that the model's structure is unchanged."""
         found = self._change()
         if found:
             raise CodeError(

@@ -60,11 +60,14 @@ class Rendezvous:
         world_size: number of ranks.
         host: this rank's data address.
         timeout_s: how long a rank waits for another.
+
+    Attributes:
+        place: of the store, on rank 0.
     """
 
     def __init__(self, *, rank: int, world_size: int, host: str, timeout_s: float) -> None:
-        self._rank, self._world_size = rank, world_size
-        self._timeout = timedelta(seconds=timeout_s)
+        self.rank, self.world_size, self.host = rank, world_size, host
+        self.timeout = timedelta(seconds=timeout_s)
         self._listener: socket.socket | None = None
         self.place = b""
         if rank > 0:
@@ -89,9 +92,9 @@ class Rendezvous:
         return TCPStore(
             host,
             int(port),
-            self._world_size,
-            is_master=self._rank == 0,
-            timeout=self._timeout,
+            self.world_size,
+            is_master=self.rank == 0,
+            timeout=self.timeout,
             wait_for_workers=False,
             master_listen_fd=listener,
         )
@@ -104,23 +107,12 @@ _REACHABLE = (
 
 
 class GlooGroup:
-    """Gloo, on the CPU.
-
-    Args:
-        rank: this rank.
-        world_size: number of ranks.
-        host: this rank's data address.
-        connect_timeout_s: how long making the connections may take.
-    """
+    """Gloo, on the CPU."""
 
     device = torch.device("cpu")
 
-    def __init__(self, *, rank: int, world_size: int, host: str, connect_timeout_s: float) -> None:
-        self._rank, self._world_size = rank, world_size
-        self._timeout = timedelta(seconds=connect_timeout_s)
-        self._rendezvous = Rendezvous(
-            rank=rank, world_size=world_size, host=host, timeout_s=connect_timeout_s
-        )
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self._rendezvous, host = rendezvous, rendezvous.host
         self._listeners: set[tuple[str, int]] = set()
         before = set(_listening(host))
         try:
@@ -145,9 +137,9 @@ class GlooGroup:
         store = self._rendezvous.store(places[0].splitlines()[0])
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()  # noqa: SLF001 - it has no other name
-        options._timeout = self._timeout  # noqa: SLF001
+        options._timeout = self._rendezvous.timeout  # noqa: SLF001
         options._devices = [self._device]  # noqa: SLF001
-        return gloo(store, self._rank, self._world_size, options)
+        return gloo(store, self._rendezvous.rank, self._rendezvous.world_size, options)
 
     def end(self, group: Any) -> None:
         """Shut down the connections: blocked operations fail on both sides."""
@@ -160,26 +152,11 @@ class GlooGroup:
 
 
 class NcclGroup:
-    """NCCL, on one GPU of each rank.
+    """NCCL, on one GPU of each rank."""
 
-    Args:
-        rank: this rank.
-        world_size: number of ranks.
-        host: this rank's data address.
-        device: this worker's.
-        connect_timeout_s: how long making the connections may take.
-    """
-
-    def __init__(
-        self, *, rank: int, world_size: int, host: str, device: str, connect_timeout_s: float
-    ) -> None:
-        check_backend("nccl", device)
+    def __init__(self, rendezvous: Rendezvous, device: str) -> None:
         self.device = torch.device(device)
-        self._rank, self._world_size = rank, world_size
-        self._timeout = timedelta(seconds=connect_timeout_s)
-        self._rendezvous = Rendezvous(
-            rank=rank, world_size=world_size, host=host, timeout_s=connect_timeout_s
-        )
+        self._rendezvous = rendezvous
 
     def place(self) -> bytes:
         """Return where the store is; NCCL finds its own addresses."""
@@ -192,9 +169,9 @@ class NcclGroup:
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
-        options._timeout = self._timeout  # noqa: SLF001
+        options._timeout = self._rendezvous.timeout  # noqa: SLF001
         with torch.cuda.device(self.device):
-            group = nccl(store, self._rank, self._world_size, options)
+            group = nccl(store, self._rendezvous.rank, self._rendezvous.world_size, options)
             group.eager_connect_single_device(self.device)
         return group
 
@@ -233,17 +210,10 @@ def group_of(
         ConfigError: this worker cannot take part in such a group.
     """
     check_backend(transport, device)
-    if transport == "nccl":
-        return NcclGroup(
-            rank=rank,
-            world_size=world_size,
-            host=host,
-            device=device,
-            connect_timeout_s=connect_timeout_s,
-        )
-    return GlooGroup(
-        rank=rank, world_size=world_size, host=host, connect_timeout_s=connect_timeout_s
+    rendezvous = Rendezvous(
+        rank=rank, world_size=world_size, host=host, timeout_s=connect_timeout_s
     )
+    return NcclGroup(rendezvous, device) if transport == "nccl" else GlooGroup(rendezvous)
 
 
 def _inet_sockets() -> Iterable[socket.socket]:

@@ -269,7 +269,7 @@ class Gradients:
         self._started = [False] * len(self._sizes)
         self._start: StartBucket | None = None
         self._copies: list[Tensor] = []
-        self._check: Callable[[], None] = _nothing
+        self._check: Callable[[], None] = lambda: None
         self.present = [False] * len(self._parameters)
         self._hooks = on_gradients(self._parameters, self._on_gradient)
 
@@ -347,7 +347,7 @@ class Gradients:
     def release(self) -> None:
         """Release all gradients; the buckets' memory is kept."""
         self._copies = []
-        self._check, self._start = _nothing, None  # a task's metrics may run backward, too
+        self._check, self._start = lambda: None, None  # a task's metrics may run backward, too
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -361,7 +361,3 @@ class Gradients:
 def as_dense(gradient: Tensor) -> Tensor:
     """Return a gradient as a dense tensor: a bucket is dense, and optimizers require it."""
     return gradient if gradient.layout is torch.strided else gradient.to_dense()
-
-
-def _nothing() -> None:
-    """Do nothing: no step has begun."""

@@ -154,7 +154,7 @@ class LocalSteps(Strategy):
         self._scalars_bucket = 0
         self._parts = list(changes)
         self._changes = self._parts[0]  # those that this round exchanges
-        self._check: Callable[[], None] = _nothing
+        self._check: Callable[[], None] = lambda: None
         self._restore_optimizer: Callable[[], None] | None = None
 
     # --- between rounds --------------------------------------------------------------------
@@ -225,7 +225,7 @@ class LocalSteps(Strategy):
             self._check()
             self.release()
             work.take_step(number)
-            sums = work.backward(self._name, 0, last=_nothing)
+            sums = work.backward(self._name, 0)
             loss_sum, weight = loss_sum + sums.loss_sum, weight + sums.weight
             with work.tentative_update():
                 factor = work.begin_update(sums.weight)
@@ -431,7 +431,3 @@ def _scale(work: Computation, parameters: Sequence[nn.Parameter], factor: float)
         factor *= work.clip(factor * math.hypot(*torch.stack(norms).tolist()))
     if factor != 1.0:
         torch._foreach_mul_(present, factor)
-
-
-def _nothing() -> None:
-    """Do nothing: no round has begun."""

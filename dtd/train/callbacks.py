@@ -22,8 +22,6 @@ from dtd.text.shown import cut
 from dtd.train.record import CheckpointRecord, Moment
 from dtd.train.state.replica import Replica
 
-__all__ = ["Callbacks", "Moment"]
-
 NAMES: Final = ("on_start", "on_step", "on_evaluation", "on_checkpoint", "on_end")
 _MAY_CHANGE_OWN: Final = ("on_step", "on_evaluation")
 

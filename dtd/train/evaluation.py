@@ -95,7 +95,9 @@ class Evaluator:
     ) -> dict[str, float]:
         """Return the metrics over the first few batches, on this rank alone."""
         rows = min(self.rows, batches * self._spec.train.eval_batch_size)
-        return mean_values([unpack_sums(pack_sums(self._sums(model, 0, rows, progress, _unheard)))])
+        # The warm-up has one time limit for all of its work.
+        sums = self._sums(model, 0, rows, progress, lambda _kind, _shape: None)
+        return mean_values([unpack_sums(pack_sums(sums))])
 
     def close(self) -> None:
         self._loader.close()
@@ -138,10 +140,6 @@ class Evaluator:
             else:
                 sums["loss"] = (float(loss) * rows, float(rows))
         return sums
-
-
-def _unheard(kind: str, shape: Hashable) -> None:
-    """Do nothing: the warm-up has one time limit for all of its work."""
 
 
 def pack_sums(sums: Mapping[str, tuple[float, float]]) -> bytes:

@@ -6,7 +6,9 @@ tests use them in processes that never import it.
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +24,6 @@ Warn = Callable[[str, str], None]
 """(event, message)."""
 
 
-@dataclass(slots=True)
-class _Kept:
-    """State of one kind of event."""
-
-    told_s: float
-    count: int = 0
-
-
 class WarningThrottle:
     """Forwards warnings, at most one of each event per interval.
 
@@ -43,17 +37,17 @@ class WarningThrottle:
         self._warn = warn
         self._every_s = every_s
         self._clock = clock
-        self._events: dict[str, _Kept] = {}
+        self._told_s: dict[str, float] = {}
+        self._untold: Counter[str] = Counter()
 
     def __call__(self, event: str, message: str) -> None:
         """Forward a warning, or count it."""
         now = self._clock()
-        kept = self._events.get(event)
-        if kept is not None and now - kept.told_s < self._every_s:
-            kept.count += 1
+        if now - self._told_s.get(event, -math.inf) < self._every_s:
+            self._untold[event] += 1
             return
-        more = f"; {kept.count} more like it since the last report" if kept and kept.count else ""
-        self._events[event] = _Kept(told_s=now)
+        self._told_s[event], count = now, self._untold.pop(event, 0)
+        more = f"; {count} more like it since the last report" if count else ""
         self._warn(event, message + more)
 
 

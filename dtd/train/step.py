@@ -38,7 +38,7 @@ from dtd.train.record import StepRecord
 from dtd.train.session import JobSession
 from dtd.train.state.buffers import estimated_anew, layers_with_statistics
 from dtd.train.state.replica import LocalStepsUndo
-from dtd.train.warm_up.model_setup import Sample, autocast
+from dtd.train.warm_up.model_setup import autocast
 
 _CLIP_EPSILON = 1e-6
 """Constant of torch.nn.utils.clip_grad_norm_."""
@@ -60,7 +60,9 @@ def contribute(session: JobSession, ring: Collective, record: StepRecord) -> Non
         TaskError: the task's `loss` does not return a loss.
     """
     session.begin(ring)
-    getattr(session.task, "begin_step", _nothing)(session.data.samples[0])
+    begin_step = getattr(session.task, "begin_step", None)
+    if begin_step is not None:
+        begin_step(session.data.samples[0])
     session.used = UsedRows()
     shares = [
         session.plan.share(step, rank=ring.rank, world_size=ring.world_size - session.servers)
@@ -383,7 +385,3 @@ def _backward(loss: Tensor, factor: float, only: Sequence[Tensor] | None) -> Non
     """Accumulate gradients; with several optimizers only those of the one that is updated."""
     scaled: Any = loss if factor == 1.0 else loss * factor
     scaled.backward(inputs=only)
-
-
-def _nothing(sample: Sample) -> None:
-    """Do nothing: a task need not know when a step begins."""

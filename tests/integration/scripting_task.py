@@ -10,7 +10,7 @@ import torch
 from spoilt_task import FEATURES, Plain
 from torch import nn
 
-from dtd.train.callbacks import Moment
+from dtd.train.record import Moment
 
 
 class Scripting(Plain):

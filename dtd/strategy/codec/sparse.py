@@ -68,7 +68,13 @@ class _Sparse:
         return [selected_count(one.stop - one.start, share) for one in tensors]
 
     def _applies(self, layout: FlatLayout, name: str) -> bool:
-        check_layout(layout, name, self.momentum)
+        """Whether a bucket is coded; momentum is kept for all elements or for none."""
+        if self.momentum and layout.dtype != torch.float32:
+            raise TaskError(
+                f'[strategy] codec = "{name}" takes float32 parameters only, and the model has some'
+                f" of {str(layout.dtype).removeprefix('torch.')}, which would go without momentum",
+                remedy="make them float32, or set [strategy] momentum = 0",
+            )
         whole = all(map(travels_whole, layout.tensors)) and not self.momentum
         return not whole and layout.dtype == torch.float32
 
@@ -225,20 +231,6 @@ def whole_places(layout: FlatLayout) -> Tensor:
     """Return the indices in a bucket of all elements of whole tensors, ascending, int64."""
     ranges = [torch.arange(one.start, one.stop) for one in layout.tensors if travels_whole(one)]
     return torch.cat([torch.empty(0, dtype=torch.int64), *ranges])
-
-
-def check_layout(layout: FlatLayout, codec: str, momentum: float) -> None:
-    """Check that momentum is kept for all elements or for none.
-
-    Raises:
-        TaskError: the codec keeps momentum, but could not for a bucket of this type.
-    """
-    if momentum and layout.dtype != torch.float32:
-        raise TaskError(
-            f'[strategy] codec = "{codec}" takes float32 parameters only, and the model has some'
-            f" of {str(layout.dtype).removeprefix('torch.')}, which would go without momentum",
-            remedy="make them float32, or set [strategy] momentum = 0",
-        )
 
 
 def selected_count(elements: int, density: float) -> int:

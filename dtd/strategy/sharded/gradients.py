@@ -355,7 +355,7 @@ class PooledGradients(ShardGradients):
         self._passes = passes
         self._trainers = 1
         self._total = self._number = 0  # passes of the step
-        self._check: Callable[[], None] = _nothing
+        self._check: Callable[[], None] = lambda: None
         self.present = [False] * len(self._parameters)
         self._plan = PassPlan.of(in_plan_order([len(places) for places in self._places]))
         self._now = Pass(PassOrder(self._plan), [])
@@ -483,7 +483,7 @@ class PooledGradients(ShardGradients):
 
     def release(self) -> None:
         self._pool.end()
-        self._computes, self._check = False, _nothing
+        self._computes, self._check = False, lambda: None
         self._begin_pass()
         for parameter in self._parameters:
             parameter.grad = None
@@ -493,7 +493,3 @@ class PooledGradients(ShardGradients):
             hook.remove()
         self.release()
         self._pool.close()
-
-
-def _nothing() -> None:
-    """No step has begun."""

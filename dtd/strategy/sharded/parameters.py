@@ -76,7 +76,7 @@ class FlatParameters:
         ]
         self._awaited: set[int] = set()
         self._asked: set[int] = set()
-        self._wait: Callable[[int], None] = _nothing
+        self._wait: Callable[[int], None] = lambda _: None
         self._gates = Gates()
         self._waits_at_once = any(map(is_compiled, model.modules()))
         if not self._waits_at_once:
@@ -233,7 +233,3 @@ def moved_to_buckets(
             view.copy_(parameter.detach())
             parameter.data = views[place.parameter] = view
     return flats, views
-
-
-def _nothing(bucket: int) -> None:
-    """Wait for nothing: no step is open."""

@@ -165,8 +165,8 @@ class ShardedState:
         owns: bool = False,
     ) -> None:
         self._owns = owns
-        self.allocate: Callable[[], None] = _nothing
-        self.deallocate: Callable[[], None] = _nothing
+        self.allocate: Callable[[], None] = lambda: None
+        self.deallocate: Callable[[], None] = lambda: None
         self._names = list(names)
         self._parameters = list(parameters)
         self._flats = list(flats)
@@ -525,7 +525,3 @@ class ShardedState:
 def _in_bucket(piece: tuple[int, Tensor]) -> tuple[int, int]:
     """The order of pieces of a bucket; empty ones come first."""
     return piece[0], piece[1].numel()
-
-
-def _nothing() -> None:
-    """The parameters always have memory."""

@@ -328,7 +328,7 @@ class Loader:
         self._source = _choose_source(
             dataset, seed=seed, loader_workers=loader_workers, pin=self._device.type == "cuda"
         )
-        self._plan: Plan = _nothing_planned
+        self._plan: Plan = lambda _: None
         self._under_way: deque[BatchRequest] = deque()
 
     def warm_up(self, plan: Plan) -> None:
@@ -391,7 +391,7 @@ class Loader:
         Also rows that are only looked at are read in the thread or process that reads all others:
         a dataset may open what cannot leave it when its first row is read.
         """
-        plan, self._plan = self._plan, _nothing_planned
+        plan, self._plan = self._plan, lambda _: None
         try:
             return self.next(BatchRequest(step=0, epoch=0, rows=tuple(rows))).batch
         finally:
@@ -466,7 +466,3 @@ def _never_draws(dataset: Any) -> bool:
     if kind is ConcatDataset:
         return all(map(_never_draws, dataset.datasets))
     return kind in (TensorDataset, list, tuple, range)
-
-
-def _nothing_planned(step: int) -> None:
-    del step

@@ -137,8 +137,7 @@ class StreamRows:
         self._check_quiet()
 
     def __len__(self) -> int:
-        """Raise: the length is unknown."""
-        return 0
+        return 0  # it is not known
 
     def __getitem__(self, row: int) -> Any:
         """Read on to this row, and decode it.
@@ -227,7 +226,9 @@ class StreamRows:
             item = reader.next()
         except StopIteration:
             if not self._read_in_pass:
-                raise _no_rows() from None
+                raise TaskError(
+                    "the stream of train_dataset() has no rows", remedy="check its data"
+                ) from None
             self._open(self._pass + 1, None)
             return self._read()
         self._reader = reader
@@ -313,7 +314,3 @@ def _plain(position: Any) -> Any:
             remedy="keep buffers out of it: note where they are filled from",
         )
     return json.loads(text)
-
-
-def _no_rows() -> TaskError:
-    return TaskError("the stream of train_dataset() has no rows", remedy="check its data")

@@ -426,7 +426,7 @@ class Checkpoints:
 
     def close(self) -> None:
         """Stop the writer and remove drafts; no callback of the task is called any more."""
-        self._tell = _unheard
+        self._tell = lambda _: None
         self._writer.close()
         self.poll()
 
@@ -447,10 +447,6 @@ class Checkpoints:
             if now_s - heard_s < _DISK_PATIENCE_S:
                 self._reporter.progress()
         return True
-
-
-def _unheard(record: CheckpointRecord) -> None:
-    """Do nothing."""
 
 
 def _files(tensors: Mapping[str, RawTensor]) -> dict[str, list[RawTensor]]:

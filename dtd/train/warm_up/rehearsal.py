@@ -118,7 +118,7 @@ def try_evaluation(
     try:
         with kept_random_state(), replica.own.unchanged("the evaluation"):
             found = evaluator.evaluate_some(replica.model, batches=batches, progress=progress)
-        watch.check_structure("the evaluation")
+        watch.structure.check("the evaluation")
     except TaskError as error:
         raise TaskError(
             f"{error.message} (found by evaluating {batches} batches before training)",

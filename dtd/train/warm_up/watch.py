@@ -170,7 +170,7 @@ class ParameterWatch:
         reads: bool = True,
         stay: bool = False,
     ) -> None:
-        self._structure = Structure(model, stay=stay)
+        self.structure = Structure(model, stay=stay)
         self._progress = progress
         self._may_read = reads
         named = list(model.named_parameters())
@@ -188,9 +188,6 @@ class ParameterWatch:
         """Whether the next pass also compares contents."""
         return self._may_read and self._passes < PASSES_READ
 
-    def check_structure(self, by: str) -> None:
-        self._structure.check(by)
-
     @contextlib.contextmanager
     def unchanged(self, by: str) -> Iterator[None]:
         """Check that parameters keep their values, and that no others take their place.
@@ -205,11 +202,11 @@ class ParameterWatch:
         try:
             yield
         except TaskError:
-            self._structure.check(by)  # this may be why
+            self.structure.check(by)  # this may be why
             raise
         finally:
             self._by = ""
-        self._structure.check(by)
+        self.structure.check(by)
         after = self._marks(reads=reads)
         if before == after:
             return

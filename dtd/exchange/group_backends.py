@@ -55,12 +55,6 @@ class Group(Protocol):
 class Rendezvous:
     """The key-value store through which the ranks of a group find each other; rank 0 serves it.
 
-    Args:
-        rank: this rank.
-        world_size: number of ranks.
-        host: this rank's data address.
-        timeout_s: how long a rank waits for another.
-
     Attributes:
         place: of the store, on rank 0.
     """
@@ -181,12 +175,7 @@ class NcclGroup:
 
 
 def check_backend(transport: str, device: str) -> None:
-    """Check that a worker can take part in jobs with this transport.
-
-    Args:
-        transport: "ring", "gloo" or "nccl".
-        device: "cpu" or "cuda:N".
-    """
+    """Check that a worker can take part in jobs with this transport."""
     if transport == "nccl" and device == "cpu":
         raise ConfigError(
             "the job's gradients travel by NCCL, and this worker trains on a CPU",

@@ -54,11 +54,8 @@ class SharingLinks(Protocol):
 class SharedMemory:
     """The shared memory of one ring's endpoint, in both directions.  Event loop only.
 
-    Args:
-        generation: the ring's generation.
-        links: send the messages.
-        fd_dir: directory private to this user, through which an open file can be passed; if it is
-            None, nothing is mapped.
+    Open files pass through `fd_dir`, a directory private to this user; if it is None, nothing is
+    mapped.
     """
 
     def __init__(self, generation: int, *, links: SharingLinks, fd_dir: Path | None) -> None:

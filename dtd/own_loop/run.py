@@ -58,11 +58,7 @@ def offer(host: Host) -> None:
 
 
 def look_for_cluster(find: Callable[[str], Host | None]) -> None:
-    """Have each `join` of a process without a host look for a cluster, before it trains alone.
-
-    Args:
-        find: returns the host of a job of this name, or None.
-    """
+    """Have each `join` of a process without a host look for a cluster, before it trains alone."""
     _clusters[:] = [find]
 
 

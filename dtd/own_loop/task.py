@@ -48,7 +48,6 @@ class UserLoop:
     """A loop as its script describes it before the first batch.
 
     Attributes:
-        model: on any device.
         optimizers: by name; one with an empty name, or several.
         schedule: stepped after every update; None: the loop sets learning rates itself.
         rows: to train on.
@@ -222,12 +221,7 @@ class LoopTask:
         return self._take_backward()
 
     def update(self, name: str, step: Callable[[], Any]) -> Any:
-        """Make an optimizer's update when the loop calls its `step()`; returns that one's result.
-
-        Args:
-            name: of the optimizer.
-            step: the optimizer's own method.
-        """
+        """Make an optimizer's update when the loop calls its `step()`; returns its result."""
         if not self._inside or self._stands_in:
             self._pass_by()
         before = self._marks()

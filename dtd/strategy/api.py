@@ -317,10 +317,6 @@ class Strategy(Protocol):
         """Return the buckets exchanged in a step that makes these updates, in this order.
 
         `refreshes` come first.
-
-        Args:
-            step: committed steps before it.
-            updates: names of the updates.
         """
         ...
 

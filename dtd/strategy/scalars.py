@@ -33,8 +33,6 @@ class Totals:
     """A step's sums over all ranks.
 
     Attributes:
-        loss_sum: weighted sum of losses.
-        weight: sum of weights.
         end: whether any rank asks to end the job with this step.
         used: integers that describe the rows the model processed, added modulo 2**64.
         present: for each parameter, whether any rank has a gradient.

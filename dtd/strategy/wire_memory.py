@@ -77,10 +77,6 @@ class RingMemory:
 
     Args:
         sizes: (elements, dtype) of each tensor.
-
-    Attributes:
-        flats: the tensors, one-dimensional, on the CPU.
-        memories: the same tensors as the ring sees them.
     """
 
     def __init__(self, sizes: Sequence[tuple[int, torch.dtype]]) -> None:

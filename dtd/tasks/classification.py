@@ -52,8 +52,6 @@ class MemoryRows:
     """Rows (inputs[i], labels[i]).
 
     Attributes:
-        inputs: first dimension is the row.
-        labels: one entry a row.
         prepare: turns fetched inputs into the model's; deterministic, row by row.
     """
 

@@ -245,15 +245,7 @@ def agree(
     *,
     voters: Collection[int] | None = None,
 ) -> bytes:
-    """Compare the digest of the live state on all ranks, and return it.
-
-    Args:
-        session: holds the state.
-        ring: connects the ranks.
-        record: of the open step; receives the time.
-        voters: ranks that did not copy their state from another one in this generation; None for
-            all.
-    """
+    """Compare the digest of the live state on all ranks, and return it."""
     tally = _digests(session, ring, record)
     _judge(session, ring, tally, voters)
     return tally.digests[ring.rank]
@@ -265,14 +257,7 @@ def compare_moving(
     voters: Collection[int] | None,
     shared: Sequence[Shared],
 ) -> None:
-    """Compare parts of a sharded state that are about to move, on all ranks that hold them.
-
-    Args:
-        session: holds this rank's part of the state.
-        ring: connects the ranks; a step is open.
-        voters: as for `agree`.
-        shared: the parts.
-    """
+    """Compare parts of a sharded state that are about to move, on all ranks that hold them."""
     shards = session.replica.shards
     assert shards is not None, "the state is not sharded"
     mine = (one.part for one in shared if ring.rank in one.holders)

@@ -31,8 +31,6 @@ class Callbacks:
 
     Attributes:
         reason: why the task requests the end of the job; empty if it does not.
-        rank: part of every moment; set when a generation begins.
-        world_size: part of every moment; set when a generation begins.
     """
 
     def __init__(self, task: Any, replica: Replica, epoch_of: Callable[[int], int]) -> None:

@@ -29,8 +29,6 @@ class Share:
     Attributes:
         requests: its micro-batches, without empty ones.
         first_rows: index of each micro-batch's first row in the global batch.
-        rows: number of its rows.
-        global_rows: number of rows in the global batch.
         counts: whether the model's batch counters follow this rank's micro-batches; true on one
             rank.
     """
@@ -54,8 +52,6 @@ class JobPlan:
     """Steps of one job over one dataset.
 
     Attributes:
-        spec: the job.
-        order: the order of rows in an epoch.
         smallest_rows: fewest rows with which the model can train; every micro-batch has at least as
             many, if necessary because other ranks have none.
         begun: an epoch that another job has partly used, and that job's seed.  The rest of it

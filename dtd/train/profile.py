@@ -47,7 +47,6 @@ class ProfileOrder:
         steps: most steps to profile.
         limit_s: time after which no further step is profiled.
         first_step: committed steps before the first one; at once if there are more.
-        path: of the file.
         done: called on any thread when the file is there: {"steps", "dropped", "note"}; or with
             {"reason"} when there is none.
     """
@@ -182,12 +181,7 @@ class StepProfiler:
 
 
 class StepMarks:
-    """The phases of steps; belongs to the training thread.
-
-    Attributes:
-        log: has them.
-        steps: that have ended.
-    """
+    """The phases of steps; belongs to the training thread."""
 
     def __init__(self) -> None:
         self.log = SpanLog()

@@ -64,8 +64,6 @@ class StepRecord:
     `rows_repeated` is equal on all ranks.
 
     Attributes:
-        generation: the generation that committed it.
-        rank: this rank in that generation.
         step: committed steps, this one included.
         epoch: epoch of its last rows.
         loss: mean over the whole global batch.
@@ -155,12 +153,7 @@ class CheckpointRecord:
     """A checkpoint that was published by this worker.
 
     Attributes:
-        job_id: its job.
-        generation: the generation that committed its last step.
-        step: committed steps in it.
         digest: hex digest of its state, agreed on by all ranks.
-        directory: its directory.
-        size_bytes: size of all its files.
         write_s: time taken to write and publish it, in the background.
         metrics: those of the evaluation at that step; empty if there was none.
         kept: names of the job's checkpoints on this disk after retention.
@@ -214,12 +207,9 @@ class HeldState:
 
     Attributes:
         job_id: the job that it belongs to; another job's id if the job starts from that one.
-        generation: the generation that committed its last step; 0 if nothing was trained.
         step: committed steps, as counted in this job.
         digest: hex digest of a checkpoint; empty otherwise, because hashing memory would delay the
             survivors of a broken ring.
-        where: in memory, in a checkpoint, or nowhere.
-        label: a readable description.
         part: which part of it, if the state is sharded.
     """
 
@@ -240,12 +230,10 @@ class Outcome:
         kind: "finished": the job's last step is committed and agreed.  "stopped": the job ends
             early on request.  "left": this worker asked to leave.  "yielded": the
             generation ended so that another can begin.
-        step: committed steps.
         digest: hex digest of the state; empty if it was not computed for a yield.
         skipped: committed steps that updated nothing.
         rows_missing: rows that a complete epoch left out; 0 unless something is broken.
         rows_repeated: rows that were used twice in an epoch; 0 unless something is broken.
-        metrics: those of the last evaluation.
         ended_early: why a finished job has fewer steps than planned; empty if it does not.
     """
 
@@ -261,13 +249,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateImage:
-    """A whole state as one JSON text and its tensors, in the text's order.
-
-    Attributes:
-        manifest: the text.
-        blobs: bytes of each tensor.
-        item_bytes: width of each tensor's elements.
-    """
+    """A whole state as one JSON text and its tensors, in the text's order."""
 
     manifest: bytes
     blobs: Sequence[memoryview]
@@ -279,7 +261,6 @@ class InitFrom:
     """Another job's checkpoint to begin with.
 
     Attributes:
-        job_id: the other job's id.
         step: the checkpoint's step; None for the newest.
         mode: "resume" takes over the whole state, "weights" only parameters and buffers.
         identity: the other job's identity; empty if its checkpoints have none.

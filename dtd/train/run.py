@@ -358,10 +358,6 @@ class JobSessionRunner:
 
         Used at the end of a job that has no generation left, so digests are not compared.
 
-        Args:
-            generation: the generation that committed its last step.
-            step: its committed steps.  The key of the prepared step commits that step.
-
         Raises:
             CheckpointError: memory does not hold it, or it cannot be written.
         """

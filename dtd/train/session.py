@@ -55,9 +55,7 @@ class Data:
     """The data of a job.
 
     Attributes:
-        stream: the training rows, if they come from a stream.
         samples: return a few rows as a batch.
-        one_row: returns a batch of one row.
         evaluator: None if the task has no evaluation rows.
     """
 
@@ -85,7 +83,6 @@ class JobSession:
         warn: the reporter's `warning`, throttled for warnings that may occur in every step.
         doubts: (event, message) of what is allowed and hardly meant.
         engine: tracks which state is live, and the progress of the current step.
-        metrics: metrics of the last evaluation.
         used: rows that this rank's model processed in the last step.
         begin_with: gives a fresh state its weights; None: it keeps those of `build_model`.
         judged: early stopping's result of the evaluation before the current step; None if

@@ -149,10 +149,6 @@ def train_dataset_of(
 ) -> MapDataset:
     """The task's training rows, at least one.
 
-    Args:
-        task: gives them.
-        numbered: makes rows by number of a stream; None of anything else.
-
     Raises:
         TaskError: it is not a dataset of numbered rows, or it is empty.
     """

@@ -44,13 +44,7 @@ _CODER_MEMORY: Final = 0.95
 
 
 def coded_s(link_s: float, ratio: float, coder_s: float) -> float:
-    """Return the time for a byte of a link that codes.
-
-    Args:
-        link_s: that the link takes for a byte.
-        ratio: of bytes after coding to those before.
-        coder_s: that the coder takes for a byte.
-    """
+    """Return the time for a byte of a link that codes."""
     return max(link_s * ratio, coder_s, _LEAST_CODER_S)
 
 

@@ -76,10 +76,6 @@ def star_links(roster: Sequence[Member], rank: int) -> dict[int, bool]:
 class Neighbours:
     """One rank's view of its neighbours in the ring, and in the star if there are servers.
 
-    Args:
-        roster: all members, by rank.
-        tree: this member's place in the trees; the strides are those of its links on the ring.
-
     Attributes:
         ended: the ring has ended.
         refusals: why a neighbour refused the last connection, if it did.

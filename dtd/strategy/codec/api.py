@@ -294,11 +294,5 @@ class Codec(Protocol):
         ...
 
     def coder(self, layout: FlatLayout, index: int, device: torch.device) -> Coder | None:
-        """Create the coder of a bucket; None sends the bucket unchanged.
-
-        Args:
-            layout: the bucket's layout.
-            index: its number, equal on all ranks.
-            device: device of the flat.
-        """
+        """Create the coder of a bucket; None sends the bucket unchanged."""
         ...

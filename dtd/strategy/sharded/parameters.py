@@ -50,7 +50,6 @@ class FlatParameters:
     """The memory of the trained parameters of a model, which become views of it.
 
     Attributes:
-        flats: a flat tensor for each bucket.
         waited_s: time for which `wait` and users of parameters have been blocked so far.
     """
 

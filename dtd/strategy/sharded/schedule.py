@@ -215,13 +215,7 @@ class PassPlan:
     def of(
         cls, schedule: Schedule, unit_of: Sequence[int] = (), names: Sequence[str] = ()
     ) -> PassPlan:
-        """Turn a schedule into exchanges of buckets.
-
-        Args:
-            schedule: the order of units and gradients.
-            unit_of: the unit of each bucket; each is a unit of its own if nothing is gathered.
-            names: a parameter of each unit.
-        """
+        """Turn a schedule into exchanges of buckets."""
         unit_of = unit_of or range(len(schedule.gradients))
         buckets_of: list[list[int]] = [[] for _ in range(max(unit_of, default=-1) + 1)]
         for bucket, unit in enumerate(unit_of):
@@ -327,12 +321,7 @@ class PassOrder:
 
 
 def follow(order: PassOrder, events: Sequence[Step]) -> None:
-    """Check that another pass could be made in the order of the first one.
-
-    Args:
-        order: the beginning of a pass.
-        events: those of the other one.
-    """
+    """Check that another pass could be made in the order of the first one."""
     for number, (kind, what) in enumerate(events):
         if kind == GATHER:
             gather = order.need(what)

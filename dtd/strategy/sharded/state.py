@@ -92,7 +92,6 @@ class Column:
     """Values of one bucket's elements under one name, as far as this rank holds them.
 
     Attributes:
-        dtype: the element type.
         pieces: (first element in the bucket, values), in ascending order.
     """
 
@@ -411,9 +410,6 @@ class ShardedState:
         """Let the optimizer have slices for other shards.
 
         What this rank holds already is copied; the rest is to be written to `columns`.
-
-        Args:
-            segments: the shards; a slice is part of one of them.
         """
         assert self._before is None, "stage() before keep() or put_back()"
         before = self._cut

@@ -41,11 +41,7 @@ _FAR_LARGER: Final = 2
 
 
 def usual_bytes(sizes: Sequence[int]) -> int:
-    """Return the most bytes of a bucket that uses one of the `PIECES`; larger ones share another.
-
-    Args:
-        sizes: bytes of each bucket.
-    """
+    """Return the most bytes of a bucket in one of the `PIECES`; larger ones share another."""
     most = sorted(sizes)[3 * (len(sizes) - 1) // 4]
     return max(size for size in sizes if size <= _FAR_LARGER * most)
 
@@ -77,11 +73,7 @@ class _Prepared:
 
 
 class WirePool:
-    """The wire memory of a step's exchanges.
-
-    Attributes:
-        size_bytes: memory of the pieces.
-    """
+    """The wire memory of a step's exchanges."""
 
     def __init__(self, layouts: Sequence[FlatLayout], *, mirrors: int, codec: Codec | None) -> None:
         self._layouts = list(layouts)

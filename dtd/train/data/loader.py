@@ -336,9 +336,6 @@ class Loader:
 
         They are given requests in turn, so as many of them as there are processes reach them all.
 
-        Args:
-            plan: what they may be asked for; small batches do.
-
         Raises:
             TaskError: loader processes do not work, or the dataset raised for a row.
         """

@@ -66,7 +66,6 @@ class BatchRequest:
 
     Attributes:
         step: number of the request; what is wanted after it is number `step + 1`.
-        epoch: keys augmentation.
         rows: row numbers, in order; none is a batch of None.
     """
 
@@ -82,7 +81,6 @@ class LoadedBatch:
     Attributes:
         batch: None if it has no rows.
         epoch: that keyed augmentation.
-        rows: in order.
         retried: what could not be read at first, and why.
     """
 
@@ -318,7 +316,6 @@ class UsedRows:
 
     Attributes:
         checksum: sum of the rows' hashes, modulo 2**64.
-        rows: number of rows.
         missing: number of requested rows that were not used.
         extra: number of used rows that were not requested.
         example: description of the first error on this rank; not sent to others.

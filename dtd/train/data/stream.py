@@ -108,10 +108,6 @@ class StreamRows:
     Reading rows in sequence costs nothing more than the source; going back opens it again at the
     nearest position that is known.  When a pass is over the next one begins.
 
-    Args:
-        source: the task's dataset.
-        batch_rows: rows of a step: where positions are noted.
-
     Attributes:
         first_rows: how many at its beginning workers compare before they train.
 

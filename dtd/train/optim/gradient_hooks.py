@@ -43,8 +43,6 @@ class _Hook:
     """One hook of one trained parameter.
 
     Attributes:
-        name: name of the parameter.
-        parameter: the parameter.
         table: where torch keeps the hook, by `key`.
     """
 

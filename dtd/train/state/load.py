@@ -407,10 +407,6 @@ def export_image(
 class IncomingImage:
     """A state that is being received.
 
-    Args:
-        manifest: the donor's JSON text.
-        limit_bytes: refuse to allocate more than this.
-
     Raises:
         CheckpointError: the text is not one, or announces too much.
     """

@@ -163,25 +163,18 @@ class Replica:
     """The state of a job on one worker.
 
     Attributes:
-        model: on its device.
-        optimizer: over its trained parameters.
         optimizer_hooks: hooks on gradients that were added with the optimizer.
         base_lrs: learning rate of each parameter group before the job's schedule.
-        scaler: of the loss.
-        trained: names and parameters that are not frozen.
         ledger: counts the rows that were not used as planned.
-        step: committed steps.
         updates: committed steps that were not skipped.
         skipped_in_row: committed steps since the last update, all of them skipped.
         epoch: epoch of the next row.
         offset: rows used in that epoch.
-        own: the task's own state.
         early_stop: what evaluations have shown.
         ended_of: steps of the job that ended early with the last step; 0 if it continues.
         stream: position of the next row, where rows come from a stream; None at its beginning.
         schedule: the task's own; None where the job's [schedule] counts.
         averages: of the weights; None without `train.ema_decay`.
-        strategy: of the job.
         local_from: from this step the optimizer's state is this rank's own; None: never.
         shared: tensors of the strategy that are a part of the state, by name.
         shards: this rank's part of trained parameters and optimizer state; None: all of it.

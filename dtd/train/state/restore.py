@@ -57,7 +57,6 @@ class Stored:
     """Content of a checkpoint, or of a part of one.
 
     Attributes:
-        manifest: its manifest.
         tensors: its whole tensors: all of them, or the common part of a sharded state.
         pieces: a part's pieces of the sharded tensors.
     """

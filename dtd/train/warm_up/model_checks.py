@@ -171,12 +171,7 @@ def smallest_rows(model: nn.Module) -> int:
 
 
 class SingleRow:
-    """Finds out, once and only if a plan has single rows, whether the model can train on one.
-
-    Args:
-        model: the task's.
-        forward: a training forward over one row, after which everything is as before.
-    """
+    """Finds out, once and only if a plan has single rows, whether the model can train on one."""
 
     def __init__(self, model: nn.Module, forward: Callable[[], None]) -> None:
         self._forward = forward

@@ -154,12 +154,6 @@ class ParameterWatch:
 
     It also refuses gradients that come from a `backward()` inside a method of the task: they are
     of this worker's rows alone, and not yet divided by the rows of the global batch.
-
-    Args:
-        model: its parameters must exist now.
-        progress: called while contents are read.
-        reads: contents can be read; parameters have memory all the time.
-        stay: trained parameters have to stay where they are in memory.
     """
 
     def __init__(

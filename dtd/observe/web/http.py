@@ -5,25 +5,21 @@ this host's address.  So the Host header must be an address or a name of this co
 must be requested by the page itself; and every request for data shows two secrets, one of which no
 other page can read (`dtd.observe.web.logins`).
 
-Large answers are sent piece by piece, so that a browser that reads nothing holds a piece in memory
-and not the file.  (`dtd.observe.web.server` cuts it.)
+Files are sent piece by piece, so that a stranger who reads nothing holds a piece in memory and not
+the file.  (`dtd.observe.web.server` cuts the connection.)
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import gzip
-import hashlib
 import importlib.resources
 import ipaddress
 import json
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from dataclasses import dataclass
-from importlib.resources.abc import Traversable
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
@@ -61,8 +57,6 @@ HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
 }
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def is_our_name(host: str, names: Collection[str]) -> bool:
@@ -129,33 +123,7 @@ def of_error(error: DtdError) -> web.Response:
     return refused(HTTP_FORBIDDEN if forbidden else HTTP_REFUSED, error.message, error.remedy)
 
 
-PIECE_BYTES: Final = 32 * 1024
-SMALL_BYTES: Final = 1024
-CONTENT_ENCODING: Final = "Content-Encoding"
 _MAX_LOG_CHARACTERS: Final = 200
-
-
-async def in_pieces(request: web.Request, answer: web.StreamResponse) -> web.StreamResponse:
-    """Send an answer with a large body; any other is returned as it is, to be sent.
-
-    Text is compressed if the browser takes it so.
-    """
-    body = answer.body if isinstance(answer, web.Response) else None
-    if not isinstance(body, bytes) or len(body) <= SMALL_BYTES or request.method == "HEAD":
-        return answer
-    headers = {**answer.headers}
-    accepted = "gzip" in request.headers.get("Accept-Encoding", "")
-    if accepted and CONTENT_ENCODING not in headers:
-        body = await asyncio.to_thread(gzip.compress, body, _FAST, mtime=0)
-        headers[CONTENT_ENCODING] = "gzip"
-    response = web.StreamResponse(status=answer.status, headers=headers)
-    response.content_length = len(body)
-    await response.prepare(request)
-    view = memoryview(body)
-    for start in range(0, len(body), PIECE_BYTES):
-        await response.write(view[start : start + PIECE_BYTES])
-    await response.write_eof()
-    return response
 
 
 def quiet_log(note: Callable[[str, str], None]) -> None:
@@ -211,80 +179,35 @@ def safe(value: Any) -> Any:
 
 INDEX: Final = "index.html"
 CHARTS: Final = "charts.js"
-"""The name under which the library's script is served; ours have others."""
+"""The name under which the chart library's script is served; ours have others."""
 
-_CHART_PACKAGE: Final = "plotly"
-_CHART_SCRIPT: Final = ("package_data", "plotly.min.js")
-_TYPES: Final = {
-    ".html": "text/html",
-    ".js": "text/javascript",
-    ".css": "text/css",
-    ".svg": "image/svg+xml",
-    ".webmanifest": "application/manifest+json",
+_PARTS: Final = json.dumps([part._asdict() for part in STEP_PARTS], ensure_ascii=False)
+_MADE: Final = {
+    "step_parts.js": ("text/javascript", f"export const STEP_PARTS = {_PARTS};\n"),
+    "step_parts.css": ("text/css", stylesheet()),
 }
-_FAST: Final = 6
+"""Files that are made here: names and colours of a step's parts; their types and texts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedFile:
-    """One file; `tag` is a hash of it."""
-
-    content_type: str
-    plain: bytes
-    compressed: bytes
-    tag: str
-
-    def answer(self, request: web.Request) -> web.Response:
-        """Return the file, or "not modified"."""
-        etag = f'"{self.tag}"'
-        headers = {"ETag": etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
-        if request.headers.get("If-None-Match", "") == etag:
-            return web.Response(status=304, headers=headers)
-        body = self.plain
-        if "gzip" in request.headers.get("Accept-Encoding", ""):
-            body = self.compressed
-            headers[CONTENT_ENCODING] = "gzip"
-        return web.Response(
-            body=body, content_type=self.content_type, charset="utf-8", headers=headers
-        )
-
-
-@functools.cache
-def read_files() -> dict[str, ServedFile]:
-    """All files by their path below `/static`; blocking.
+def static_files() -> dict[str, Path]:
+    """The page's files by their path below `/static`.
 
     Raises:
         ModuleNotFoundError: the chart library is not installed.
     """
-    own = importlib.resources.files("dtd.observe.web").joinpath("static")
-    script = importlib.resources.files(_CHART_PACKAGE).joinpath(*_CHART_SCRIPT)
-    made = {CHARTS: script.read_bytes(), **_step_parts()}
-    return {
-        path: _served(plain, path) for path, plain in {**dict(_read_below(own)), **made}.items()
-    }
+    own = Path(str(importlib.resources.files("dtd.observe.web"))) / "static"
+    library = Path(str(importlib.resources.files("plotly"))) / "package_data"
+    found = {str(file.relative_to(own)): file for file in own.rglob("*.*")}
+    return {**found, CHARTS: library / "plotly.min.js"}
 
 
-def _read_below(folder: Traversable, path: str = "") -> Iterator[tuple[str, bytes]]:
-    for one in folder.iterdir():
-        if one.is_dir():
-            yield from _read_below(one, f"{path}{one.name}/")
-        elif "." in one.name:
-            yield path + one.name, one.read_bytes()
-
-
-def _step_parts() -> dict[str, bytes]:
-    """The names and the colours of a step's parts as the page's modules and styles have them."""
-    parts = json.dumps([part._asdict() for part in STEP_PARTS], ensure_ascii=False)
-    return {
-        "step_parts.js": f"export const STEP_PARTS = {parts};\n".encode(),
-        "step_parts.css": stylesheet().encode(),
-    }
-
-
-def _served(plain: bytes, name: str) -> ServedFile:
-    return ServedFile(
-        content_type=_TYPES[name[name.rindex(".") :]],
-        plain=plain,
-        compressed=gzip.compress(plain, _FAST, mtime=0),
-        tag=hashlib.sha256(plain).hexdigest()[:32],
-    )
+def file_answer(path: str, files: Mapping[str, Path]) -> web.StreamResponse:
+    """One of the page's files; the browser asks each time whether its copy is still the same."""
+    if path in _MADE:
+        content_type, text = _MADE[path]
+        return web.Response(text=text, content_type=content_type, charset="utf-8")
+    if path not in files:
+        return refused(404, "there is no such file")
+    answer = web.FileResponse(files[path], headers={"Cache-Control": "no-cache"})
+    answer.enable_compression()  # also since sendfile would get round the limit for unread data
+    return answer

@@ -10,6 +10,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -20,8 +21,8 @@ from dtd.observe.report.document import document_of
 from dtd.observe.report.facts import facts_of, records_of
 from dtd.observe.report.render import to_html
 from dtd.observe.web.backend import Backend
-from dtd.observe.web.http import HTTP_LOGIN, INDEX, JSON, ServedFile, encoded, in_pieces, refused
-from dtd.observe.web.live import Live, SharedAnswers
+from dtd.observe.web.http import HTTP_LOGIN, INDEX, JSON, encoded, file_answer, refused
+from dtd.observe.web.live import Live
 from dtd.observe.web.logins import Logins, Session, caller, holder_of
 from dtd.rules import did_you_mean
 from dtd.text import figures
@@ -117,6 +118,9 @@ def _version(given: Mapping[str, Any]) -> int:
 
 
 MAX_BODY_BYTES: Final = 64 * 1024
+SMALL_BYTES: Final = 1024
+"""Answers up to here are not compressed."""
+
 ANSWERS_UNDER_WAY: Final = 8
 """Most at a time for one credential or token, however often logged in; more wait."""
 
@@ -135,7 +139,6 @@ class Routes:
         backend: the coordinator.
         logins: the sessions.
         live: live data.
-        shared: answers for everybody.
         files: the page's files by their path.
     """
 
@@ -144,19 +147,17 @@ class Routes:
         backend: Backend,
         logins: Logins,
         live: Live,
-        shared: SharedAnswers,
-        files: dict[str, ServedFile],
+        files: Mapping[str, Path],
     ) -> None:
         self._backend = backend
         self._logins = logins
         self._live = live
-        self._shared = shared
         self._files = files
         self._under_way: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def add_to(self, app: web.Application) -> None:
         """Declare all URLs."""
-        app.router.add_get("/", self._index)
+        app.router.add_get("/", self._file)
         app.router.add_get("/static/{path:.+}", self._file)
         app.router.add_post("/api/login", self._log_in)
         for path, answer in (
@@ -167,7 +168,7 @@ class Routes:
             ("/api/jobs/{job}/metrics", self._asks(_metrics)),
             ("/api/jobs/{job}/logs", self._logs),
             ("/api/jobs/{job}/report", self._report),
-            ("/api/events", self._events),
+            ("/api/events", self._asks(_events)),
             ("/api/models", self._asks(lambda _request: m.ListModels())),
             ("/api/sweeps", self._asks(lambda _request: m.ListSweeps())),
             ("/api/sweeps/{sweep}", self._asks(_sweep)),
@@ -181,14 +182,8 @@ class Routes:
 
     # --- without a session ---------------------------------------------------------------------
 
-    async def _index(self, request: web.Request) -> web.StreamResponse:
-        return await in_pieces(request, self._files[INDEX].answer(request))
-
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        found = self._files.get(request.match_info["path"])
-        if found is None:
-            return refused(404, "there is no such file")
-        return await in_pieces(request, found.answer(request))
+        return file_answer(request.match_info.get("path", INDEX), self._files)
 
     async def _log_in(self, request: web.Request) -> web.StreamResponse:
         given = await _json(request)
@@ -212,23 +207,20 @@ class Routes:
             if under_way is None:
                 under_way = self._under_way[holder] = asyncio.Semaphore(ANSWERS_UNDER_WAY)
             async with under_way:
-                return await in_pieces(request, await answer(request, session))
+                return await answer(request, session)
 
         return handler
 
     def _asks(self, made: Callable[[web.Request], m.Message]) -> OfSession:
-        async def answer(request: web.Request, _session: Session) -> web.StreamResponse:
-            return _body(await self._shared.body(made(request)))
+        async def answer(request: web.Request, session: Session) -> web.StreamResponse:
+            return await _json_answer(
+                await self._backend.ask(caller(session, request), made(request))
+            )
 
         return answer
 
     async def _me(self, _request: web.Request, session: Session) -> web.StreamResponse:
-        return _body(await encoded({**self._logins.shown(session), **self._backend.tells()}))
-
-    async def _events(self, request: web.Request, session: Session) -> web.StreamResponse:
-        """Answer without the cache: a browser that was just told of an incident must find it."""
-        message = m.ReadEvents(after=number(request.query, "after", 0))
-        return _body(await encoded(await self._backend.ask(caller(session, request), message)))
+        return await _json_answer({**self._logins.shown(session), **self._backend.tells()})
 
     async def _logs(self, request: web.Request, session: Session) -> web.StreamResponse:
         """Return lines of a job's output that contain a text, and the next cursor."""
@@ -248,23 +240,21 @@ class Routes:
             at_end, after = not page["lines"], page["next"]
             if at_end or len(found) >= LINES_AT_ONCE:
                 break
-        return _body(await encoded({"lines": found, "next": after, "at_end": at_end}))
+        return await _json_answer({"lines": found, "next": after, "at_end": at_end})
 
     async def _report(self, request: web.Request, session: Session) -> web.StreamResponse:
         """Send the report as a file to download."""
-        job = _job(request)
-        body = await self._shared.made(f"report {job}", lambda: self._made_report(job))
-        headers = {"Content-Disposition": "attachment"}
-        return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
-
-    async def _made_report(self, job: str) -> bytes:
-        records = await records_of(self._shared.look, job)
+        records = await records_of(
+            functools.partial(self._backend.ask, caller(session, request)), _job(request)
+        )
         made = figures.moment(time.time())
 
-        def write() -> bytes:
-            return to_html(document_of(facts_of(*records), None, made=made)).encode()
+        def write() -> str:
+            return to_html(document_of(facts_of(*records), None, made=made))
 
-        return await asyncio.to_thread(write)
+        text = await asyncio.to_thread(write)
+        headers = {"Content-Disposition": "attachment"}
+        return web.Response(text=text, content_type="text/html", charset="utf-8", headers=headers)
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         session = self._logins.find(request)
@@ -274,7 +264,7 @@ class Routes:
 
     async def _act(self, request: web.Request, session: Session) -> web.StreamResponse:
         order = action(await _json(request))
-        return _body(await encoded(await self._backend.ask(caller(session, request), order)))
+        return await _json_answer(await self._backend.ask(caller(session, request), order))
 
     async def _log_out(self, _request: web.Request, session: Session) -> web.StreamResponse:
         return await self._logins.log_out(session)
@@ -288,6 +278,10 @@ def _metrics(request: web.Request) -> m.Message:
     return metrics(_job(request), request.query)
 
 
+def _events(request: web.Request) -> m.Message:
+    return m.ReadEvents(after=number(request.query, "after", 0))
+
+
 def _sweep(request: web.Request) -> m.Message:
     return m.ShowSweep(sweep=request.match_info["sweep"])
 
@@ -296,8 +290,13 @@ def _checkpoints(request: web.Request) -> m.Message:
     return m.ListCheckpoints(job=request.query.get("job", ""))
 
 
-def _body(body: bytes) -> web.Response:
-    return web.Response(body=body, content_type=JSON)
+async def _json_answer(value: Any) -> web.Response:
+    """An answer as JSON; what is large is encoded and compressed in threads."""
+    body = await encoded(value)
+    made = web.Response(body=body, content_type=JSON, zlib_executor_size=SMALL_BYTES)
+    if len(body) > SMALL_BYTES:
+        made.enable_compression()
+    return made
 
 
 async def _json(request: web.Request) -> Any:

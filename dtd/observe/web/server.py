@@ -31,10 +31,10 @@ from dtd.observe.web.http import (
     foreign,
     of_error,
     quiet_log,
-    read_files,
     refused,
+    static_files,
 )
-from dtd.observe.web.live import Live, SharedAnswers
+from dtd.observe.web.live import Live
 from dtd.observe.web.logins import Logins, Offer
 from dtd.observe.web.routes import MAX_BODY_BYTES, Routes
 from dtd.security.identity import LOCAL, Identity
@@ -77,7 +77,6 @@ class WebServer:
         self._backend = backend
         self._logins = Logins(backend)
         self._live = Live(backend, HOUSE, self._logins.is_open)
-        self._shared = SharedAnswers(lambda message: backend.ask(HOUSE, message))
         self._server: Server[_Connection] | None = None
         self._runner: web.AppRunner | None = None
         self._names: frozenset[str] = frozenset()
@@ -98,14 +97,12 @@ class WebServer:
         Raises:
             ConfigError: the address cannot be listened on, or there is no certificate for it.
         """
-        loop = asyncio.get_running_loop()
         secured = not self.address.is_loopback
         hosts = [one.host for one in (*self._backend.addresses(), self.address)]
         self._names = frozenset(name.lower() for name in (*hosts, socket.gethostname()))
-        files = await loop.run_in_executor(None, read_files)
         quiet_log(self._backend.refused)
         app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
-        Routes(self._backend, self._logins, self._live, self._shared, files).add_to(app)
+        Routes(self._backend, self._logins, self._live, static_files()).add_to(app)
         app.on_response_prepare.append(_with_headers)
         self._runner = web.AppRunner(
             app,
@@ -139,7 +136,6 @@ class WebServer:
         if self._renewing is not None:
             self._renewing.cancel()
         self._live.close()
-        self._shared.close()
         if self._server is not None:
             self._server.close(m.Goodbye())
         if self._runner is not None:

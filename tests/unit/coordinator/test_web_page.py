@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import http.client
 import json
@@ -103,6 +104,24 @@ def test_nothing_is_read_without_logging_in(open_browser: Callable[[], Browser])
         assert browser.ask("GET", f"/api/{path}")[0] == 401
     assert browser.act(what="cancel", job="a")[0] == 401
     assert browser.log_in("no-such-code")[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [("", "text/html"), ("static/charts.js", "text/javascript")]
+)
+def test_files_are_compressed_and_sent_once(
+    open_browser: Callable[[], Browser], path: str, kind: str
+) -> None:
+    connection = http.client.HTTPConnection(open_browser().host, timeout=PATIENCE_S)
+    connection.request("GET", f"/{path}", headers={"Accept-Encoding": "gzip"})
+    answer = connection.getresponse()
+    assert answer.getheader("Content-Encoding") == "gzip"
+    assert str(answer.getheader("Content-Type")).replace("application/j", "text/j") == kind
+    assert gzip.decompress(answer.read())
+    tag = str(answer.getheader("ETag"))
+    connection.request("GET", f"/{path}", headers={"If-None-Match": tag})
+    assert connection.getresponse().status == 304
+    connection.close()
 
 
 def test_a_code_logs_its_caller_in_once(

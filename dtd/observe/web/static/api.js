@@ -98,7 +98,6 @@ export class Live {
     this.abort = new AbortController();
     const response = await fetch("/api/live", { headers: { [HEADER]: key() }, signal: this.abort.signal });
     if (!response.ok) await answered(response);
-    this.known = {}; // by topic; a new connection begins with all of it
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let text = "";
     for (;;) {
@@ -122,16 +121,6 @@ export class Live {
     if (topic === "ended") { localStorage.removeItem(KEY); this.stop(); loggedOut(); return; }
     this.tries = 0;
     this.told("live");
-    this.known[topic] = changed(this.known[topic], JSON.parse(data));
-    this.heard(topic, this.known[topic]);
+    this.heard(topic, JSON.parse(data));
   }
-}
-
-// The value that a change makes of an old one, as `change` in live.py describes it.
-export function changed(old, change) {
-  if (old === undefined || old === null || typeof old !== "object") return change;
-  if (Array.isArray(change)) return change[0];
-  const made = Array.isArray(old) ? [...old] : { ...old };
-  for (const [key, one] of Object.entries(change)) made[key] = changed(made[key], one);
-  return made;
 }

@@ -1,4 +1,4 @@
-"""The page's modules without a browser: incidents from events, changes, tracebacks."""
+"""The page's modules without a browser: incidents from events, tracebacks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from dtd.event_names import INCIDENTS
-from dtd.observe.web.live import change
 
 MODULES = """
 const { incidentsOf } = await import("./incidents/incidents.js");
 globalThis.localStorage = { getItem: () => "" };
-const { changed } = await import("./api.js");
 const { ownFirst } = await import("./incidents/traceback.js");
 const { ERRORS, INFOS, level } = await import("./parts.js");
 """
@@ -72,19 +70,6 @@ def test_a_worker_that_joins_is_no_fault(evaluate: Any) -> None:
 def test_the_end_of_a_job_is_no_fault(evaluate: Any) -> None:
     happened = [event("generation_ending"), event("job_done")]
     assert evaluate(f"incidentsOf({json.dumps(happened)})") == []
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ({"job": None, "workers": [{"a": 1}]}, {"job": {"id": "x"}, "workers": [{"a": 2}]}),
-        ({"job": {"id": "x"}, "queue": []}, {"job": None, "queue": ["y"]}),
-        ({"eval": {"loss": 1.5}, "links": [1, [2]]}, {"eval": {"f1": 2}, "links": [1, [3]]}),
-    ],
-)
-def test_the_page_applies_the_changes_that_it_is_sent(evaluate: Any, old: Any, new: Any) -> None:
-    sent = json.dumps(change(old, new))
-    assert evaluate(f"changed({json.dumps(old)}, {sent})") == new
 
 
 TRACEBACK = """Traceback (most recent call last):

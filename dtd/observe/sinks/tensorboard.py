@@ -7,8 +7,8 @@ again begins another file beside those that are there, which is how TensorBoard 
 A job's settings and its end are written for TensorBoard's HParams tab, which finds the metrics
 among the job's scalars by itself.
 
-Bounded in every direction: points that wait, bytes of a job, open files, and jobs (the oldest
-curves are removed).
+Bounded are points that wait, open files, and jobs (the oldest curves are removed); a job's points
+become rarer as they become many (`dtd.observe.sinks.trackers`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.abc import MetaPathFinder
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 import structlog
 
@@ -39,7 +39,6 @@ MAX_WAITING_POINTS: Final = 1000
 MAX_JOBS: Final = 256
 MAX_OPEN: Final = 64
 """Most jobs whose files are open: those that run at the same time."""
-MAX_JOB_BYTES: Final = 128 * 1024 * 1024
 RETRY_S: Final = 10.0
 _HPARAMS: Final = "hparams"
 _STATUS: Final[Mapping[str, int]] = {"done": 1, "failed": 2}
@@ -136,7 +135,6 @@ class _JobFile:
     def __init__(self, directory: Path) -> None:
         self.job = directory.name
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._bytes = sum(file.stat().st_size for file in directory.iterdir())
         self._newest_step = -1
         name = f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}"
         self._stream: IO[bytes] = (directory / name).open("xb", buffering=0)
@@ -151,11 +149,9 @@ class _JobFile:
             self._stream.close()
 
     def write(self, point: Figures) -> None:
-        if self._bytes >= MAX_JOB_BYTES:
-            return
         if point.regular and point.step < self._newest_step:
             # Steps were lost: TensorBoard forgets the points that this start has overtaken.
-            start = {"status": _library()[0].SessionLog.START}
+            start = {"status": _library().event_pb2.SessionLog.START}
             self._append({"wall_time": point.unix_s, "step": point.step, "session_log": start})
         values = [{"tag": tag, "simple_value": value} for tag, value in point.scalars.items()]
         summary = {"value": values}
@@ -165,7 +161,7 @@ class _JobFile:
 
     def begin(self, begun: Began) -> None:
         """The job's settings, for the HParams tab."""
-        start = _hparams_messages().SessionStartInfo(start_time_secs=begun.unix_s)
+        start = _library().plugin_hparams_pb2.SessionStartInfo(start_time_secs=begun.unix_s)
         start.group_name = self.job
         for name, value in begun.settings.items():
             if isinstance(value, bool):
@@ -183,48 +179,46 @@ class _JobFile:
         self.write(
             Figures(job=self.job, step=step, unix_s=ended.unix_s, scalars=last, regular=False)
         )
-        end = _hparams_messages().SessionEndInfo(
+        end = _library().plugin_hparams_pb2.SessionEndInfo(
             status=_STATUS.get(ended.state, 0), end_time_secs=ended.unix_s
         )
         self._append_session(ended.unix_s, "session_end_info", end)
 
     def _append_session(self, unix_s: float, kind: str, message: Any) -> None:
-        content = _hparams_messages().HParamsPluginData(version=0, **{kind: message})
+        content = _library().plugin_hparams_pb2.HParamsPluginData(version=0, **{kind: message})
         plugin = {"plugin_name": _HPARAMS, "content": content.SerializeToString()}
         value = {"tag": f"_hparams_/{kind}", "metadata": {"plugin_data": plugin}}
         self._append({"wall_time": unix_s, "summary": {"value": [value]}})
 
     def _append(self, fields: Mapping[str, Any]) -> None:
-        proto, _ = _library()
-        record = _record(proto.Event(**fields).SerializeToString())
-        written = self._stream.write(record)
-        self._bytes += written
-        if written < len(record):
+        record = _record(_library().event_pb2.Event(**fields).SerializeToString())
+        if self._stream.write(record) < len(record):
             raise OSError("the disk took only a part")
 
 
 def _record(data: bytes) -> bytes:
     """A record of an event file: length and its checksum, data and its checksum."""
-    _, checksum = _library()
-    size = struct.pack("<Q", len(data))
+    checksum, size = _library().masked_crc32c, struct.pack("<Q", len(data))
     return size + struct.pack("<I", checksum(size)) + data + struct.pack("<I", checksum(data))
 
 
+class _Library(NamedTuple):
+    """What is used of tensorboardX; its own writer waits for the disk after each point."""
+
+    event_pb2: Any
+    plugin_hparams_pb2: Any
+    masked_crc32c: Callable[[bytes], int]
+
+
 @functools.cache
-def _library() -> tuple[Any, Callable[[bytes], int]]:
-    """Messages and checksum of tensorboardX."""
+def _library() -> _Library:
     with _without_torch():
-        from tensorboardX.proto import event_pb2  # type: ignore[import-untyped]
+        from tensorboardX.proto import (  # type: ignore[import-untyped]
+            event_pb2,
+            plugin_hparams_pb2,
+        )
         from tensorboardX.record_writer import masked_crc32c  # type: ignore[import-untyped]
-    return event_pb2, masked_crc32c
-
-
-@functools.cache
-def _hparams_messages() -> Any:
-    """The HParams plugin's messages, as tensorboardX has them."""
-    with _without_torch():
-        from tensorboardX.proto import plugin_hparams_pb2
-    return plugin_hparams_pb2
+    return _Library(event_pb2, plugin_hparams_pb2, masked_crc32c)
 
 
 class _TorchHidden(MetaPathFinder):

@@ -19,7 +19,7 @@ from tests.unit.observe.reports import progress as report
 
 
 def records(path: Path) -> Iterator[bytes]:
-    _proto, checksum = module._library()
+    checksum = module._library().masked_crc32c
     content = path.read_bytes()
     while content:
         (size,) = struct.unpack_from("<Q", content)
@@ -32,7 +32,7 @@ def records(path: Path) -> Iterator[bytes]:
 
 def events(directory: Path) -> list[Any]:
     """Events of all files of a job, file by file."""
-    proto = module._library()[0]
+    proto = module._library().event_pb2
     found = []
     for path in sorted(directory.iterdir()):
         assert ".tfevents." in path.name
@@ -104,45 +104,12 @@ def test_a_coordinator_that_starts_again_goes_on(curves, tmp_path):
 
 
 def test_steps_that_were_lost_are_taken_back(curves, tmp_path):
-    proto = module._library()[0]
+    proto = module._library().event_pb2
     say(curves, progress(5), progress(6), progress(3))
     starts = [e.step for e in events(tmp_path / "j-1") if e.session_log.status]
     assert starts == [3]
     assert proto.SessionLog.START == 1
     assert [step for step, _ in curve(tmp_path / "j-1", "train/loss")] == [5, 6, 3]
-
-
-class Full:
-    """A file on a disk that takes `room` more bytes."""
-
-    def __init__(self, stream: Any, disk: Disk) -> None:
-        self._stream, self._disk = stream, disk
-
-    def write(self, data: bytes) -> int:
-        part = data[: self._disk.room]
-        if not part:
-            raise OSError(28, "No space left on device")
-        self._disk.room -= len(part)
-        return self._stream.write(part)
-
-    def close(self) -> None:
-        self._stream.close()
-
-
-class Disk:
-    room = 1 << 30
-
-
-@pytest.fixture
-def disk(monkeypatch) -> Disk:
-    made, original = Disk(), Path.open
-
-    def open_on_disk(path: Path, *arguments: Any, **more: Any) -> Any:
-        stream = original(path, *arguments, **more)
-        return Full(stream, made) if arguments[:1] == ("xb",) else stream
-
-    monkeypatch.setattr(Path, "open", open_on_disk)
-    return made
 
 
 def test_the_coordinator_writes_curves_without_torch(tmp_path):
@@ -163,13 +130,3 @@ assert "torch" not in sys.modules
     )
     assert done.returncode == 0, done.stderr
     assert curve(tmp_path / "j-1", "train/loss") == [(1, 0.5)]
-
-
-def test_a_job_has_so_many_bytes_and_no_more(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MAX_JOB_BYTES", 2000)
-    for _start in range(3):  # a new file does not begin a new account
-        curves = Curves(tmp_path, lambda function: function())
-        for step in range(100):
-            say(curves, progress(step))
-        curves.close()
-    assert sum(file.stat().st_size for file in (tmp_path / "j-1").iterdir()) < 2400

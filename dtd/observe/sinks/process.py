@@ -3,22 +3,24 @@
 Such libraries are large, start threads and processes, print, and wait for servers: the coordinator
 shall neither import them nor wait for them.  Entries come as lines on stdin, remarks go as lines to
 stdout, and what the library prints goes nowhere: it may contain addresses and passwords.  End of
-input ends the process.
-
-    coordinator --lines--> main thread --bounded queue--> delivery thread --> sink --> server
+input ends the process.  While a server does not answer, nothing is read: entries wait in the pipe,
+and beyond that in the coordinator, which bounds them (`dtd.observe.sinks.trackers`) and ends a
+process that does not end in time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import itertools
 import json
 import os
 import re
 import signal
 import sys
-import threading
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import BufferedReader
 from typing import Any, Final, Protocol
 
 from dtd.observe.sinks.entries import Began, Ended, Entry, Figures, from_line
@@ -27,19 +29,16 @@ MODULES: Final[Mapping[str, str]] = {
     "mlflow": "dtd.observe.sinks.mlflow",
     "wandb": "dtd.observe.sinks.wandb",
 }
-MAX_WAITING: Final = 5000
-MAX_BATCH: Final = 200
+READ_BYTES: Final = 64 * 1024
 BATCH_EVERY_S: Final = 1.0
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 _CODE: Final = re.compile(r"[A-Z][A-Z_]{1,63}")
 _MOST_CAUSES: Final = 8
-LAST_WORDS_S: Final = 3.0
-"""Seconds that the end of the process waits for entries that are not delivered yet."""
 
 
 class Sink(Protocol):
-    """One tracking library.  Methods may raise anything; each is called from one thread."""
+    """One tracking library.  Methods may raise anything."""
 
     def begin(self, entry: Began) -> None:
         """Begin a run of a job, or continue the one that there is."""
@@ -63,7 +62,7 @@ class Sink(Protocol):
 
 
 class Delivery:
-    """The queue of entries and the thread that delivers them, in order.
+    """Passes entries on to a library; figures of a job that its process did not begin are dropped.
 
     Args:
         sink: the library.
@@ -73,86 +72,33 @@ class Delivery:
     def __init__(self, sink: Sink, say: Callable[[dict[str, Any]], None]) -> None:
         self._sink = sink
         self._say = say
-        self._waiting: deque[Entry] = deque()
-        self._changed = threading.Condition()
-        self._closing = threading.Event()
         self._begun: set[str] = set()
         self._failing = False
         self.dropped = 0
-        self._thread = threading.Thread(target=self._run, name="delivery", daemon=True)
-        self._thread.start()
 
-    def put(self, entry: Entry) -> None:
-        """Queue an entry; if the queue is full, the oldest figures are dropped."""
-        with self._changed:
-            if len(self._waiting) >= MAX_WAITING:
-                places = (i for i, one in enumerate(self._waiting) if _is_figures(one))
-                del self._waiting[next(places, 0)]
-                self.dropped += 1
-            self._waiting.append(entry)
-            self._changed.notify()
-
-    def close(self, within_s: float = LAST_WORDS_S) -> None:
-        """Deliver queued entries, within a time limit."""
-        self._closing.set()
-        with self._changed:
-            self._changed.notify()
-        self._thread.join(within_s)
-
-    # --- in the delivery thread ----------------------------------------------------------------
-
-    def _run(self) -> None:
-        served: set[str] = set()
-        while (job := self._next_job()) is not None:
-            if job in served:  # what comes in meanwhile goes along
-                self._closing.wait(BATCH_EVERY_S)
-                served.clear()
-            batch = self._take()
-            self._deliver(batch)
-            if isinstance(batch[0], Figures):
-                served.add(job)
-        self._attempt(self._sink.close)
-
-    def _next_job(self) -> str | None:
-        """Return the job of the oldest entry; None if the queue is empty and closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
-            return self._waiting[0].job if self._waiting else None
-
-    def _take(self) -> list[Entry]:
-        """Remove the oldest entry, merged with the job's figures that follow it.
-
-        Other jobs' entries may lie between: those run beside it, and their order does not matter.
-        """
-        with self._changed:
-            batch = [self._waiting.popleft()]
-            job, stays = batch[0].job, deque[Entry]()
-            takes = _is_figures(batch[0])
-            while takes and self._waiting and len(batch) < MAX_BATCH:
-                entry = self._waiting.popleft()
-                if entry.job == job and _is_figures(entry):
-                    batch.append(entry)
-                    continue
-                stays.append(entry)
-                takes = entry.job != job
-            self._waiting.extendleft(reversed(stays))
-        return batch
-
-    def _deliver(self, batch: Sequence[Entry]) -> None:
+    def deliver(self, batch: Sequence[Entry]) -> None:
+        """Pass on one of the `batches`, again and again while a retry may succeed."""
         pause_s = FIRST_PAUSE_S
-        while (error := self._attempt(lambda: self._pass_on(batch))) is not None:
-            passes = self._sink.may_pass(error)
-            if passes and not self._closing.is_set():
-                self._tell("failing", error)
-                self._closing.wait(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-                continue
-            self.dropped += len(batch)
-            self._tell("failing" if passes else "refused", error)
-            return
+        while (error := self._failure(batch)) is not None:
+            if not self._sink.may_pass(error):
+                self.dropped += len(batch)
+                self._say({"state": "refused", "why": reason(error), "dropped": self.dropped})
+                return
+            if not self._failing:
+                self._say({"state": "failing", "why": reason(error), "dropped": self.dropped})
+            self._failing = True
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         if self._failing:
             self._failing = False
             self._say({"state": "works", "dropped": self.dropped})
+
+    def _failure(self, batch: Sequence[Entry]) -> Exception | None:
+        try:
+            self._pass_on(batch)
+        except Exception as error:  # noqa: BLE001 - a library may raise anything
+            return error
+        return None
 
     def _pass_on(self, batch: Sequence[Entry]) -> None:
         first = batch[0]
@@ -167,22 +113,23 @@ class Delivery:
         else:
             self.dropped += len(batch)
 
-    @staticmethod
-    def _attempt(action: Callable[[], None]) -> Exception | None:
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001 - a library may raise anything
-            return error
-        return None
 
-    def _tell(self, state: str, error: Exception) -> None:
-        if state == "refused" or not self._failing:
-            self._say({"state": state, "why": reason(error), "dropped": self.dropped})
-        self._failing = self._failing or state == "failing"
+def batches(stream: BufferedReader) -> Iterator[list[Entry]]:
+    """Yield all that has come in, job by job: begins and ends alone, figures between them together.
+
+    The order of two jobs' entries does not matter; that of one job's stays.
+    """
+    rest = b""
+    while more := stream.read1(READ_BYTES):
+        *lines, rest = (rest + more).split(b"\n")
+        entries = sorted(map(from_line, lines), key=lambda entry: entry.job)
+        for _, batch in itertools.groupby(entries, _together):
+            yield list(batch)
+        time.sleep(BATCH_EVERY_S)  # what comes in meanwhile goes along
 
 
-def _is_figures(entry: Entry) -> bool:
-    return isinstance(entry, Figures)
+def _together(entry: Entry) -> tuple[str, int]:
+    return entry.job, 0 if isinstance(entry, Figures) else id(entry)
 
 
 def reason(error: BaseException) -> str:
@@ -207,11 +154,9 @@ def main() -> int:
     with open(os.devnull, "r+b") as nowhere:  # noqa: PTH123 - a descriptor is what is needed
         for descriptor in (0, 1, 2):
             os.dup2(nowhere.fileno(), descriptor)
-    lock = threading.Lock()
 
     def say(remark: dict[str, Any]) -> None:
-        with lock:
-            remarks.write(json.dumps(remark).encode() + b"\n")
+        remarks.write(json.dumps(remark).encode() + b"\n")
 
     settings = json.loads(lines.readline())
     try:
@@ -221,10 +166,10 @@ def main() -> int:
         return 1
     say({"state": "ready", "dropped": 0})
     delivery = Delivery(sink, say)
-    for line in lines:
-        delivery.put(from_line(line))
-    delivery.close()
-    sys.stdout.flush()
+    for batch in batches(lines):
+        delivery.deliver(batch)
+    with contextlib.suppress(Exception):
+        sink.close()
     os._exit(0)  # a library's threads and atexit handlers may wait for a server
 
 

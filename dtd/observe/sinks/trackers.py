@@ -35,8 +35,6 @@ RESTART_AFTER_S: Final = 5.0
 RESTART_AT_MOST_AFTER_S: Final = 300.0
 TOLD_EVERY_S: Final = 60.0
 END_WITHIN_S: Final = 4.0
-MAX_RUNNING: Final = 64
-"""Jobs of which a process that was started again is told."""
 
 
 class Feed:
@@ -63,21 +61,19 @@ class Feed:
         self.failing = ""
 
     def tell(self, entry: Entry) -> None:
-        """Queue an entry, or drop it if the queue is full; returns at once."""
+        """Queue an entry; figures are dropped if the queue is full."""
         if isinstance(entry, Began):
-            while len(self._running) >= MAX_RUNNING:
-                del self._running[next(iter(self._running))]
             self._running[entry.job] = entry
         elif isinstance(entry, Ended):
             self._running.pop(entry.job, None)
-        self._write(to_line(entry))
+        self._write(to_line(entry), may_drop=isinstance(entry, Figures))
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, line: bytes, *, may_drop: bool = False) -> None:
         stream = self._process.stdin if self._process is not None else None
         if (
             stream is None
             or stream.is_closing()
-            or stream.transport.get_write_buffer_size() > MAX_PIPE_BYTES
+            or (may_drop and stream.transport.get_write_buffer_size() > MAX_PIPE_BYTES)
         ):
             self.dropped += 1
             return
@@ -179,8 +175,6 @@ MAX_SCALARS: Final = 64
 
 MAX_SETTINGS: Final = 500
 MAX_TEXT_CHARACTERS: Final = 500
-MAX_FOLLOWED: Final = 64
-"""Most jobs that run at the same time."""
 _EXACT: Final = 2**53
 """Larger integers are told as text: a float would round them."""
 
@@ -251,8 +245,6 @@ class Trackers:
             return
         figures = figures_of(message, self._wall())
         if job.id not in self._followed:
-            while len(self._followed) >= MAX_FOLLOWED:
-                del self._followed[next(iter(self._followed))]
             self._followed[job.id] = Thinner()
             self._tell(_began(job, figures.unix_s))
         if self._followed[job.id].takes(figures):

@@ -143,54 +143,6 @@ def from_mapping(mapping: object, *, source: str) -> JobSpec:
     return spec
 
 
-def setting_problems(spec: JobSpec, setting: str, value: object) -> tuple[str, ...]:
-    """Why a valid job cannot have another value of one setting; empty if it can.
-
-    Only what the value changes is checked: the field itself, and its conflicts with others.
-
-    Args:
-        spec: the job.
-        setting: "table.key", of a field that a job file has, or "task.ARGUMENT".
-        value: the value to check.
-    """
-    table, *keys = setting.split(".")
-    problems: Iterable[Problem]
-    if table == _TASK:
-        problems = _argument_problems(spec, keys, value)
-    else:
-        problems = _field_problems(spec, (table, *keys), value)
-    return tuple(located(problems))
-
-
-def _argument_problems(spec: JobSpec, keys: Sequence[str], value: object) -> Iterator[Problem]:
-    held: Any = spec.task
-    for depth, key in enumerate(keys[:-1], start=1):
-        held = held.get(key, {})
-        if not isinstance(held, Mapping):
-            yield Problem(path=(_TASK, *keys[:depth]), text=f"is no table, but {shown(held)}")
-            return
-    argument: Any = value
-    for key in reversed(keys):
-        argument = {key: argument}
-    yield from _task_problems(argument, (_TASK,))
-
-
-def _field_problems(spec: JobSpec, path: KeyPath, value: Any) -> Iterator[Problem]:
-    name, key = path
-    info = fields_of(_TABLES[name])[key]
-    text = fault(info.hint, info.rule, value)
-    if text:
-        yield Problem(path=path, text=text)
-        return
-    values = {key: float(value) if info.hint is float else value}
-    if path in _RIVALS:
-        values[_RIVALS[path]] = None
-    table = dataclasses.replace(getattr(spec, name), **values)
-    changed: dict[str, Any] = {name: table}
-    for conflict in conflicts(dataclasses.replace(spec, **changed)):
-        yield Problem(path=conflict.fields[0], text=conflict.text)
-
-
 def default_settings() -> dict[str, Any]:
     """The default of every field that has one, as "table.key" -> value."""
     return {

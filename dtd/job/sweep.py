@@ -5,8 +5,8 @@
     [base]    the tables of a job file (`dtdctl sweep` also reads them from `job = "JOB.toml"`)
 
 Checked as a whole before anything is submitted: each setting must be one of a job file, and the
-ends of each range, and each choice, must make a valid job.  The job is checked once, and each value
-only for what it changes; sizes and numbers are bounded first.  Pure.
+ends of each range, and each choice, must make a valid job.  Sizes and numbers are bounded first.
+Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from dtd.job.parse import (
     from_mapping,
     located,
     read_table,
-    setting_problems,
     to_mapping,
 )
 from dtd.job.tables import MOST_WORKERS, RANGE, RANGE_WORDS, JobSpec, least_and_most
@@ -321,9 +320,13 @@ def _why_no_setting(setting: Setting, base: JobSpec) -> str:
     if setting.name == "elastic.workers":
         return "does not vary in a sweep: set [sweep] workers_per_trial"
     for value in setting.choices or (_number(setting, setting.low), _number(setting, setting.high)):
-        problems = setting_problems(base, setting.name, value)
-        if problems:
-            return f"{shown(value)} makes no valid job: {'; '.join(problems)}"
+        raw = to_mapping(base)
+        if not assign(raw, tuple(setting.name.split(".")), value):
+            return "is within a setting of the job that is no table"
+        try:
+            from_mapping(raw, source=setting.name)
+        except JobSpecError as error:
+            return f"{shown(value)} makes no valid job: {'; '.join(error.problems)}"
     return ""
 
 

@@ -2,8 +2,7 @@
 
 Rows are collected for a second and written in one transaction by a thread of their own.  What does
 not fit into the queue is dropped and counted.  While the disk fails,
-rows wait as long as there is room, an event and `dtdctl status` say so, and it is tried again.  A
-row that cannot be written for any other reason is dropped, so that the others are written.
+rows wait as long as there is room, an event and `dtdctl status` say so, and it is tried again.
 """
 
 from __future__ import annotations
@@ -118,28 +117,16 @@ class MetricsRecorder:
         self._later(self._write_in_thread, batch)
 
     def _write_in_thread(self, batch: list[Row]) -> None:
-        failure, unfit = "", 0
+        failure, lost = "", len(batch)  # unless something else is wrong than the disk
         try:
             self._store.write(batch, self._wall())
+            lost = 0
         except (OSError, sqlite3.OperationalError) as error:
             failure = str(error)
-        except Exception:
-            unfit = self._write_each(batch)
-            raise  # for the log
         finally:
-            self._loop.call_soon_threadsafe(self._written, len(batch), unfit, failure)
+            self._loop.call_soon_threadsafe(self._written, len(batch), lost, failure)
 
-    def _write_each(self, batch: list[Row]) -> int:
-        """Write rows one by one; returns how many could not be written."""
-        unfit = 0
-        for one in batch:
-            try:
-                self._store.write([one], self._wall())
-            except Exception:  # noqa: BLE001 - the caller's error is the one that is told
-                unfit += 1
-        return unfit
-
-    def _written(self, count: int, unfit: int, failure: str) -> None:
+    def _written(self, count: int, lost: int, failure: str) -> None:
         self._writing = False
         if failure:
             if not self._stopped:
@@ -149,11 +136,11 @@ class MetricsRecorder:
         else:
             for _ in range(count):
                 self._waiting.popleft()
-            self.dropped += unfit
+            self.dropped += lost
             if self._stopped:
-                lost = self.dropped - self._dropped_before
-                what = f"figures are stored again; {lost} were dropped"
-                self._tell_operators("metrics_resumed", what, dropped=lost)
+                missing = self.dropped - self._dropped_before
+                what = f"figures are stored again; {missing} were dropped"
+                self._tell_operators("metrics_resumed", what, dropped=missing)
         self._stopped = failure
         self._put("", ())
 

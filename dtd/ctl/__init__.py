@@ -1,1 +1,1 @@
-"""`dtdctl`, the operator's command.  Never imports torch."""
+"""`dtdctl`, the operator's command.  Never imports torch.  `main` tells each `DtdError`."""

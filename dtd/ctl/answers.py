@@ -43,13 +43,7 @@ def items(
 
 
 def ask(settings: Settings, request: m.Message, *, within_s: float | None = None) -> Answer:
-    """The answer to one request, over a connection of its own; `within_s` bounds a long one.
-
-    Raises:
-        CoordinatorUnreachable: nothing answers.
-        RequestRefused: the coordinator refuses.
-        UsageError: the coordinator is on another host, and there is no credential.
-    """
+    """The answer to one request, over a connection of its own; `within_s` bounds a long one."""
     with settings.connect() as client:
         return client.request(request, within_s=within_s)
 
@@ -82,11 +76,7 @@ class Patience:
         self._give_up_at_s = None
 
     def pause_or_raise(self, error: CoordinatorUnreachable) -> None:
-        """Wait a moment before the next try.
-
-        Raises:
-            CoordinatorUnreachable: the same error, when it has been unreachable for too long.
-        """
+        """Wait a moment before the next try; raise the error when it has lasted too long."""
         now_s = time.monotonic()
         if self._give_up_at_s is None:
             output.say(f"{error.message}; waiting for it to come back")
@@ -97,11 +87,7 @@ class Patience:
 
 
 def parse_job_at_step(text: str, *, source: str) -> tuple[str, int]:
-    """Read JOB or JOB@STEP; step 0 means the newest.
-
-    Raises:
-        UsageError: the step is not a positive number, or the job is empty.
-    """
+    """Read JOB or JOB@STEP; step 0 means the newest."""
     job, at, step = text.partition("@")
     if not job or (at and not (step.isascii() and step.isdigit() and int(step) > 0)):
         raise UsageError(

@@ -163,11 +163,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_arguments(command: Command, words: Sequence[str]) -> dict[str, Any]:
-    """Read the words after a command's name.
-
-    Raises:
-        UsageError: they do not fit the command.
-    """
+    """Read the words after a command's name; raises UsageError."""
     parser = _parser(command)
     # The second one reads options after "--", too.
     intermixed = parser.parse_known_intermixed_args

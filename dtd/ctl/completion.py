@@ -65,13 +65,7 @@ _NAMES: Final[Mapping[str, tuple[m.Message, Callable[[Mapping[str, Any]], Iterab
 def completions(
     line: str, commands: Mapping[str, Command], groups: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Return the words that may be where a line of the shell ends.
-
-    Args:
-        line: up to the cursor.
-        commands: by name.
-        groups: the second words of each command of two words.
-    """
+    """Return the words that may be where the line ends; `groups` has second words of commands."""
     words = line.split()[1:]
     typed = words.pop() if words and not line[-1].isspace() else ""
     try:

@@ -94,12 +94,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run_command(settings: Settings, words: Sequence[str]) -> int:
-    """Run one command line, without the options that every command has; return its exit code.
-
-    Raises:
-        UsageError: there is no such command, or its arguments are wrong.
-        DtdError: the command failed.
-    """
+    """Run one command line, without the options that every command has; return its exit code."""
     words = list(words)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]

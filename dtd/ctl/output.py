@@ -67,11 +67,7 @@ def table_lines(
 ) -> list[str]:
     """Aligned columns under headings; a terminal that is too narrow folds cells, and cuts none.
 
-    Args:
-        headings: of all columns.
-        rows: a cell for each column.
-        wide: show all columns; otherwise those that have nothing in any row are left out.
-        only_wide: columns that are shown only then.
+    Unless `wide`, the columns `only_wide` and those that have nothing in any row are left out.
     """
     cells = [[_one_line(cell) for cell in row] for row in rows]
     columns = [list(column) for column in zip(headings, *cells, strict=True)]
@@ -180,12 +176,7 @@ def _to_stderr(text: str) -> None:
 
 
 def confirm_deletion() -> None:
-    """Ask on the terminal whether what was named before is to be deleted.
-
-    Raises:
-        UsageError: nobody can answer.
-        RequestRefused: the answer is no.
-    """
+    """Ask on the terminal whether what was named before is to be deleted; raise unless it is."""
     if not sys.stdin.isatty():
         raise UsageError(
             "this must be confirmed, and standard input is not a terminal",

@@ -78,13 +78,7 @@ class Settings:
     def connect(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> ControlClient:
         """Open a connection to the first of the coordinator's addresses that answers.
 
-        Args:
-            timeout_s: bound on connecting to each, and on each answer.
-
-        Raises:
-            CoordinatorUnreachable: none does.
-            RequestRefused: the coordinator rejects this user.
-            UsageError: it is on another host, and there is no credential.
+        `timeout_s` bounds connecting to each, and each answer.
         """
         # What others wrote must not steer a terminal, now or when a file is looked at; JSON is
         # escaped when it is printed, and reads as it came.
@@ -105,11 +99,7 @@ class Settings:
         return client
 
     def targets(self) -> tuple[Target, ...]:
-        """Return the coordinator's addresses, with the credentials for them.
-
-        Raises:
-            UsageError: it is called over TCP, and there is no credential; or it is invalid.
-        """
+        """Return the coordinator's addresses, with the credentials for them."""
         path = self.credential_file()
         if not self.addresses and path in (None, operator_file(os.environ)):
             return targets_here(os.environ)
@@ -119,11 +109,7 @@ class Settings:
             raise UsageError(error.message, remedy=error.remedy) from None
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """TLS for calling other members of the cluster; None without a credential.
-
-        Raises:
-            UsageError: the credential is invalid.
-        """
+        """TLS for calling other members of the cluster; None without a credential."""
         path = self.credential_file()
         try:
             return _load(path).client_context() if path is not None else None
@@ -151,9 +137,6 @@ def take_settings(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
     Returns:
         (the options' last values by name, the other arguments in order)
-
-    Raises:
-        UsageError: an option lacks its value.
     """
     values: dict[str, str] = {}
     rest: list[str] = []
@@ -178,15 +161,7 @@ def take_settings(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def make_settings(values: dict[str, str], command: str = "") -> Settings:
-    """Check the collected values and fill in the environment's and the defaults.
-
-    Args:
-        values: as `take_settings` returns them.
-        command: its name; some have other forms of output.
-
-    Raises:
-        UsageError: a value is not one of those allowed.
-    """
+    """Check the collected values, and fill in the environment's and the defaults of a command."""
     forms = FORMS_OF.get(command, FORMS)
     form = values.get("form", forms[0])
     if form not in forms:
@@ -210,11 +185,7 @@ def make_settings(values: dict[str, str], command: str = "") -> Settings:
 
 
 def read_endpoint(text: str, *, source: str) -> Endpoint:
-    """Return the coordinator's address as typed; the error names the flag or variable.
-
-    Raises:
-        UsageError: it is no address and no socket.
-    """
+    """Return the coordinator's address as typed; the error names the flag or variable."""
     try:
         return parse_endpoint(text)
     except UsageError as error:

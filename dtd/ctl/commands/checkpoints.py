@@ -154,11 +154,6 @@ def _fetch_when_there(
 
     A worker's process restarts after a job, so right after its end no holder may be connected, or
     one is listed at an address that it has left: both are waited for, for a short time.
-
-    Raises:
-        RequestRefused: there is no such checkpoint, or no worker that holds it is connected.
-        HolderUnreachable: no holder has answered for `HOLDERS_BACK_S`.
-        CheckpointError: the holders that answer do not deliver it.
     """
     deadline_s = time.monotonic() + HOLDERS_BACK_S
     said: set[str] = set()
@@ -187,11 +182,7 @@ def _fetch_when_there(
 
 
 def reachable(holders: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """The connected holders of a checkpoint: of the whole, or of parts that make it.
-
-    Raises:
-        RequestRefused: none is connected, or those that are lack a part.
-    """
+    """The connected holders of a checkpoint: of the whole, or of parts that make it."""
     there = [one for one in holders if one["alive"]]
     lacks = missing([part_of(one) for one in there])
     if there and lacks:
@@ -229,13 +220,7 @@ def connect_for(settings: Settings, job: str, spec: Mapping[str, Any]) -> Connec
 def _fetch_from_any(
     holders: Sequence[Checkpoint], directory: Path, connect: Connect, said: set[str]
 ) -> list[Path]:
-    """The weights, and their averages if the job takes any.
-
-    Raises:
-        HolderUnreachable: none of them has answered.
-        CheckpointError: none delivered it.
-        UsageError: the directory cannot be written to.
-    """
+    """The weights, and their averages if any; `HolderUnreachable` if no holder has answered."""
     whole = [one for one in holders if part_of(one).is_whole]
     failure: CheckpointError | None = None
     try:

@@ -308,11 +308,7 @@ def _installation(
 
 
 def daemons_directory() -> Path:
-    """Return the directory of the running environment's daemons.
-
-    Raises:
-        UsageError: they do not lie beside dtdctl.
-    """
+    """Return the directory of the running environment's daemons."""
     places = [Path(sys.argv[0]).absolute().parent, Path(sysconfig.get_path("scripts"))]
     for place in places:
         if all((place / name).is_file() for name in DAEMONS):
@@ -356,11 +352,7 @@ def _manager(*, for_user: bool) -> Path:
 
 
 def _run(command: Sequence[str]) -> str:
-    """Run a command of systemd's and return its output.
-
-    Raises:
-        DtdError: it failed.
-    """
+    """Run a command of systemd's and return its output."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=_COMMAND_WITHIN_S
@@ -387,11 +379,7 @@ def shipped(name: str) -> Path:
 
 
 def service_files(parts: Parts, *, daemons: Path, systemd_version: int) -> dict[Path, str]:
-    """All files of these parts: where each belongs, and what stands in it.
-
-    Raises:
-        UsageError: a unit cannot name that directory.
-    """
+    """All files of these parts: where each belongs, and what stands in it."""
     if not _PLAIN_PATH.fullmatch(str(daemons)):
         raise UsageError(
             f"a unit cannot name the directory {str(daemons)!r}",

@@ -274,15 +274,7 @@ def printed_lines(line: Mapping[str, Any]) -> list[str]:
 
 
 def logs(settings: Settings, job: str, *, follow: bool, tail: int | None, worker: str) -> None:
-    """Print what a job's own code printed, each line with its rank; or follow it to the job's end.
-
-    Args:
-        settings: of the command.
-        job: its id.
-        follow: go on with new lines until the job has ended.
-        tail: of the output so far only so many lines; None: all.
-        worker: only lines of this one; empty: of all.
-    """
+    """Print what a job's own code printed, each line with its rank; or follow it to the end."""
     after = 0
     workers: set[str] = set()
 

@@ -126,11 +126,7 @@ def _row(one: Series) -> list[str]:
 
 
 def write_parquet(stream: BinaryIO, lines: Iterable[list[Any]]) -> None:
-    """Write lines of `COLUMNS` as one Parquet file.
-
-    Raises:
-        UsageError: pyarrow is not installed, or the stream is a terminal.
-    """
+    """Write lines of `COLUMNS` as one Parquet file."""
     arrow, parquet = _pyarrow()
     if stream.isatty():
         raise UsageError(
@@ -158,14 +154,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def write_report(settings: Settings, job: str, *, against: str, file: Path | None) -> None:
-    """Write the report of a job in the form of the settings.
-
-    Args:
-        settings: of the command.
-        job: its id.
-        against: id of a job to compare it with; empty: none.
-        file: `-` is stdout; None: JOB.html or JOB.md here, and stdout for JSON.
-    """
+    """Write the report of a job: to JOB.html or JOB.md, JSON to stdout, or to `file`."""
     with settings.connect() as client:
         facts = _facts(client, job)
         other = _facts(client, against) if against else None

@@ -127,12 +127,7 @@ def size_of(version: Version) -> int:
 
 
 def one_version(settings: Settings, text: str, *, tickets: bool = False) -> Version:
-    """The version that NAME[@WHICH] stands for.
-
-    Raises:
-        RequestRefused: there is none.
-        UsageError: the text names no model.
-    """
+    """The version that NAME[@WHICH] stands for."""
     name, which = parse_reference(text)
     answer = ask(settings, m.ListModels(name=name, version=which, tickets=tickets))
     found: list[Version] = answer["models"]
@@ -210,13 +205,7 @@ def fetch(settings: Settings, text: str, directory: Path | None) -> None:
 
 
 def bring(settings: Settings, version: Version, directory: Path) -> list[Path]:
-    """Fetch a version's files, its card and its record into a directory.
-
-    Raises:
-        RequestRefused: no worker that keeps it is connected.
-        CheckpointError: no worker delivers the registered files.
-        UsageError: the directory cannot be written to, or has other files.
-    """
+    """Fetch a version's files, its card and its record into a directory."""
     if not version["files"]:
         raise RequestRefused(
             f"version {version['number']} of {version['name']} has no copy yet",
@@ -313,11 +302,7 @@ def write_card(settings: Settings, text: str, file: Path) -> None:
 
 
 def read_text(file: Path) -> str:
-    """The text of a file, or of stdin for `-`.
-
-    Raises:
-        UsageError: it cannot be read, or is no text.
-    """
+    """The text of a file, or of stdin for `-`."""
     try:
         return sys.stdin.read() if file == _STDIN else file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:

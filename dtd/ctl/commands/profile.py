@@ -98,13 +98,7 @@ def _fetch_all(settings: Settings, answer: Answer, missing: dict[str, str]) -> l
 
 
 def _fetch(one: Values, file: str, scratch: Path, connect: Connect) -> WorkerTrace:
-    """Fetch one worker's file.
-
-    Raises:
-        HolderUnreachable: it is not connected.
-        CheckpointError: it refuses.
-        ProfileError: the file is no recording of a worker.
-    """
+    """Fetch one worker's file."""
     if not one["alive"]:
         raise HolderUnreachable("it is not connected any more")
     resource, name = f"profile/{file}", f"{file}.json.gz"

@@ -226,15 +226,7 @@ def _size(parts: Status, part: str, which: str) -> str:
 def show_events(
     settings: Settings, *, follow: bool, job: str, kinds: Sequence[str], since_s: float
 ) -> None:
-    """Print the incidents that the coordinator remembers, oldest first; or follow them.
-
-    Args:
-        settings: of the command.
-        follow: print further ones as they come.
-        job: only its events; empty: all.
-        kinds: only events of these; empty: of all.
-        since_s: only from this Unix time on.
-    """
+    """Print the incidents that the coordinator remembers, oldest first; or follow them."""
 
     def wanted(event: Event) -> bool:
         right = job in ("", event["job"]) and (not kinds or event["kind"] in kinds)

@@ -70,11 +70,7 @@ class Origin:
 
 
 def read_origin(*, resume_from: str, weights_from: str, strict: bool = True) -> Origin:
-    """The origin that the options name.
-
-    Raises:
-        UsageError: both are given, or the option names no state.
-    """
+    """The origin that the options name."""
     if resume_from and weights_from:
         raise UsageError(
             "--resume-from and --weights-from cannot be used together",
@@ -147,11 +143,7 @@ def run_script(
     overrides: Sequence[str],
     wait_for_end: bool,
 ) -> int:
-    """Queue a job that runs a script, and print its id: in its own loop, or as torchrun does.
-
-    Raises:
-        UsageError: the words name no script that can be shipped.
-    """
+    """Queue a job that runs a script, and print its id: in its own loop, or as torchrun does."""
     interpreted = words[0].startswith("python") and not words[0].endswith(".py")
     script, *arguments = words[1:] if interpreted and words[1:] else words
     path = Path(script)
@@ -327,9 +319,7 @@ def _continue(settings: Settings, known: Answer, overrides: Sequence[str]) -> An
 def _changed(known: Answer, overrides: Sequence[str]) -> JobSpec:
     """The settings of an earlier job, with changes.
 
-    Raises:
-        UsageError: the requirements are others, which are in the package that is not made anew; or
-            a script sets itself what is to be changed.
+    Not its requirements, which are in the package that is not made anew.
     """
     _check_plan(known["spec"]["job"]["task"], overrides)
     spec = overridden(known["spec"], overrides, source=f"job {known['id']}")
@@ -343,11 +333,7 @@ def _changed(known: Answer, overrides: Sequence[str]) -> JobSpec:
 
 
 def _check_plan(task: str, overrides: Sequence[str]) -> None:
-    """Refuse to set what a script sets itself, and would ignore.
-
-    Raises:
-        UsageError: one of the overrides does.
-    """
+    """Refuse to set what a script sets itself, and would ignore."""
     keys = [one.partition("=")[0].strip() for one in overrides]
     if task.endswith((SCRIPT, LAUNCHED)):
         for key in [one for one in keys if one in _PLAN_OF_A_SCRIPT]:
@@ -384,15 +370,8 @@ def _say_origin(origin: Origin, answer: Answer) -> None:
 def packed_task(reference: str, job_file: Path, requirements: str = "") -> Archive | None:
     """The package of a job's task, with its imports from its folder, and the job's requirements.
 
-    None when the workers have all: the task is built in or installed, and requires nothing.
-
-    Args:
-        reference: "package.module:attribute", or a built-in task's name.
-        job_file: looked beside first.
-        requirements: path of their file, relative to the job file's directory; empty: none.
-
-    Raises:
-        TaskError: there is no such package, or it cannot be shipped.
+    None when the workers have all: the task is built in or installed, and requires nothing.  Paths
+    are relative to the job file's directory, where the task is looked for first.
     """
     listed = b""
     if requirements:
@@ -433,11 +412,7 @@ def _sources(reference: str, job_file: Path) -> list[Source]:
 
 
 def _check_name(reference: str, source: Source) -> None:
-    """Check that a module can be imported by its name on a worker.
-
-    Raises:
-        TaskError: the worker would import another one.
-    """
+    """Check that a module can be imported by its name on a worker."""
     if source.name == OWN_NAME:
         whose = "dtd itself"
     elif source.name in sys.stdlib_module_names:
@@ -451,11 +426,7 @@ def _check_name(reference: str, source: Source) -> None:
 
 
 def ship(client: ControlClient, archive: Archive) -> None:
-    """Upload the archive to the coordinator, continuing an earlier attempt.
-
-    Raises:
-        RequestRefused: the coordinator does not take it.
-    """
+    """Upload the archive to the coordinator, continuing an earlier attempt."""
     content = archive.content
     _bring(
         client,
@@ -466,12 +437,7 @@ def ship(client: ControlClient, archive: Archive) -> None:
 
 
 def ship_weights(client: ControlClient, weights: WeightsFile) -> None:
-    """Upload a file of weights to the coordinator, as `ship`.
-
-    Raises:
-        RequestRefused: the coordinator does not take it.
-        UsageError: it cannot be read any more.
-    """
+    """Upload a file of weights to the coordinator, as `ship`."""
     size = figures.size(weights.size_bytes)
     output.say(f"ships {weights.path}: {size}, {short(weights.digest)}")
     try:

@@ -20,11 +20,7 @@ from dtd.wire import messages as m
 
 
 def load_sweep(path: Path) -> tuple[dict[str, Any], Path]:
-    """A sweep file as a map, and the file of its job; `job = "JOB.toml"` is read into `base`.
-
-    Raises:
-        JobSpecError: it cannot be read, or is not valid.
-    """
+    """A sweep file as a map, and the file of its job; `job = "JOB.toml"` is read into `base`."""
     try:
         raw = tomllib.loads(read_text(path, limit_bytes=MAX_JOB_BYTES))
     except OSError as error:

@@ -42,11 +42,7 @@ MOST_POINTS: Final = 500
 
 
 def watch_status(settings: Settings) -> None:
-    """Show the status until Ctrl-C.
-
-    Raises:
-        CoordinatorUnreachable: it does not answer the first time.
-    """
+    """Show the status until Ctrl-C."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     watcher = Watcher(settings)
     try:

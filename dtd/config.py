@@ -329,17 +329,7 @@ def load_worker_config(
     default_file: Path = WORKER_FILE,
     hostname: str | None = None,
 ) -> WorkerConfig:
-    """Settings of a worker; arguments as for `load_coordinator_config`.
-
-    Args:
-        flags: by field name, plus "config"; None stands for a flag that was not given.
-        environ: the environment.
-        default_file: read when it exists and no other file is named.
-        hostname: prefix of the default name; None: this machine's.
-
-    Raises:
-        ConfigError: with everything that is wrong.
-    """
+    """Settings of a worker, as `load_coordinator_config`; `hostname` begins the default name."""
     values, problems = _gather(WorkerConfig, flags, environ, default_file)
     device, role = values.get("device", "cpu"), values.get("role", "worker")
     suffix = device if role == "worker" else role

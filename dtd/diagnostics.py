@@ -18,8 +18,6 @@ class Diagnostic:
     Attributes:
         kind: its name; with `where` it tells diagnostics apart.
         where: HOST:PORT, a host or a worker.
-        message: one sentence without a full stop.
-        remedy: what to do.
         times: where a certificate was compared with a clock: its validity, and what the clock
             shows.  Diagnostics that differ in nothing else are equal.
     """

@@ -41,21 +41,13 @@ def parse_reference(text: str) -> tuple[str, str]:
 
 
 def check_name(name: str, what: str) -> None:
-    """Check the name of a new model or alias.
-
-    Raises:
-        RequestRefused: it is not valid.
-    """
+    """Check the name of a new model or alias."""
     if not is_name(name):
         raise RequestRefused(f"{shown(name)} is not a name of {what}", remedy=f"use {NAME_WORDS}")
 
 
 def check_alias(alias: str) -> None:
-    """Check a new alias: a number would be taken for a version.
-
-    Raises:
-        RequestRefused: it is not valid.
-    """
+    """Check a new alias: a number would be taken for a version."""
     check_name(alias, "an alias")
     if alias.isdigit():
         raise RequestRefused(
@@ -107,11 +99,7 @@ Version = Mapping[str, Any]
 
 
 def card(version: Version) -> str:
-    """The whole card.
-
-    Args:
-        version: as LIST_MODELS describes it.
-    """
+    """The whole card of a version as LIST_MODELS describes it."""
     text = str(version["card"]).strip() or "No description has been written yet."
     return "\n".join([f"# {_title(version)}", "", text, "", *_record(version)]) + "\n"
 

@@ -32,8 +32,6 @@ class Argument:
     """A positional argument or an option, as `argparse.ArgumentParser.add_argument` takes it.
 
     Attributes:
-        names: its name, or its flags.
-        options: keywords of `add_argument`.
         named: what its value names, such as "job", for completion; empty: nothing known.
     """
 
@@ -77,7 +75,6 @@ class Command:
         function: module in `dtd.ctl` and function, such as "models:fetch"; it gets the settings and
             the arguments by name, and returns the exit code if that is not 0.
         help: a sentence, then perhaps a paragraph.
-        arguments: what may follow the name.
         examples: lines to type, without the name of the program.
     """
 

@@ -50,8 +50,6 @@ class Settings:
 
     Attributes:
         addresses: as typed; empty: the credential's, without one the sockets of this host.
-        credential: as typed.
-        form: the form of the output.
         clients: the connections that the command has opened.
     """
 

@@ -25,15 +25,7 @@ SLOW_LINK_SHARE: Final = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One check's result.
-
-    Attributes:
-        check: "coordinator", "versions", "clocks", "disk", "timeouts", "ports", "links", "job",
-            "memory", "strategy".
-        state: how it is.
-        message: one sentence.
-        remedy: what to do; empty when there is nothing.
-    """
+    """One check's result: one sentence, and what to do if there is something."""
 
     check: str
     state: Level

@@ -34,7 +34,6 @@ class Compute:
     """One worker's own part of a step.
 
     Attributes:
-        data_s: time spent waiting for its rows.
         compute_s: forward and backward pass, until the last bucket is submitted.
         ready_s: time at which each bucket is full, from the arrival of the rows.
         optimizer_s: time from the last bucket's sum to the committed step.
@@ -51,11 +50,8 @@ class LinkSpeed:
     """One direction between two workers.
 
     Attributes:
-        sender: name of the sending worker.
-        receiver: name of the receiving worker.
         latency_s: one way, for a small message, from program to program.
         bytes_per_s: rate of a large transfer.
-        lossless: whether it codes payloads.
     """
 
     sender: str
@@ -70,14 +66,10 @@ class Forecast:
     """The forecast for one world size.
 
     Attributes:
-        world_size: number of workers.
-        step_s: duration of the whole step.
         data_s, compute_s, exposed_s, optimizer_s: the parts of the step, whose sum is `step_s`;
             `exposed_s` is communication and codec time that is not hidden.
         comm_s: total communication time, hidden or not.
         sent_bytes: that one worker sends, after coding.
-        coded: links code what they send.
-        samples_per_s: rows of the global batch per second.
         limit: "compute", "data loading", "codec", "latency", "bandwidth of the link A -> B" or,
             with servers, "bandwidth of the link of A".
     """
@@ -100,10 +92,8 @@ class Exchanged:
     """The exchanges of a strategy.
 
     Attributes:
-        coded: how buckets are encoded.
         every_steps: 1: gradients, during the backward pass; more: the change of the model over this
             number of local steps, after them.
-        overlaps: whether changes are exchanged while the next steps run.
         parameters: how the updated parameters are gathered, in the order of the forward pass; None
             where every rank computes all of them.
         copied_bytes: state that ranks copy from its owners after the update (`strategy.update`).
@@ -130,8 +120,8 @@ def forecast(
         workers: one entry for each rank.
         links: from each rank to the next one, servers last; none for a world of one.
         what: the exchanges; free of cost in a world of one.
-        rows: rows of a global batch.
-        star: the links with parameter servers; None without servers.
+        rows: of a global batch.
+        star: the links with parameter servers.
     """
     step = _step(workers, links, what, star)
     exposed_s, gone = _exposed(*step)

@@ -47,10 +47,7 @@ def check_memory(
 ) -> Iterator[Finding]:
     """Every host, or GPU, has room for the job in all the workers that share it.
 
-    Args:
-        needs: {"worker", "place", "parts", "available_bytes"} of each worker.
-        steps: the measurements of each.
-        spec: the job.
+    `needs` has {"worker", "place", "parts", "available_bytes"} of each worker.
     """
     places: dict[str, list[Values]] = {}
     for need in needs:
@@ -115,10 +112,6 @@ class Need:
 
     Attributes:
         parts: bytes of each part; "activations" and "snapshot" are two of them.
-        size: sizes of the state's parts.
-        division: how the job divides it.
-        world_size: workers of the job.
-        accumulation: `train.grad_accumulation`.
         rows: of one worker in a step.
     """
 
@@ -156,14 +149,7 @@ def _state(need: Need, division: Division) -> int:
 def remedies(
     need: Need, *, available_bytes: int, workers_here: int, stages: Sequence[int]
 ) -> list[Remedy]:
-    """Return the settings with which every worker of a host fits; at most `MOST_REMEDIES`.
-
-    Args:
-        need: of one of the workers, all alike.
-        available_bytes: the memory that they share.
-        workers_here: their number.
-        stages: values of `strategy.stage` that the job may use.
-    """
+    """Return the settings with which every worker of a host fits; at most `MOST_REMEDIES`."""
     room = available_bytes // max(1, workers_here)
     found: list[Remedy] = []
     for setting, division, accumulation in _candidates(need, stages):
@@ -212,9 +198,6 @@ class Divided:
     """A way to divide the state, in the world of all workers that measured steps.
 
     Attributes:
-        stage: `strategy.stage`; 0: replicated.
-        mirrors: `strategy.mirrors`; 0 if replicated.
-        own: whether it is the job's own.
         parameters, gradients, optimizer: bytes in one worker.
         least_workers: the smallest world in which it fits every one of these workers; None if no
             world that the job allows is large enough.

@@ -53,7 +53,6 @@ class Larger:
     """The job in a larger world.
 
     Attributes:
-        forecast: of the job as it is.
         better: the strategy and codec that is recommended there, if there is one.
     """
 
@@ -83,10 +82,6 @@ class Repeated:
     """The workers and links of which larger worlds are made.
 
     Attributes:
-        spec: the job.
-        steps: each worker's measurements, by name.
-        links: as in `dtd.doctor.strategies.world_of`.
-        servers: the connected parameter servers.
         least_workers: of the smallest world that was measured.
         lines: (time with no rows, time for each row) of data, compute, optimizer and each bucket.
     """
@@ -197,11 +192,7 @@ def growth_of(repeated: Repeated) -> Growth | None:
 def enough_workers(step_s: Mapping[int, float]) -> int | None:
     """The fewest workers beyond which no larger world is worth its additional workers.
 
-    Args:
-        step_s: of some worlds, by their size.
-
-    Returns:
-        None if that is the largest of them.
+    `step_s` has the steps of some worlds by their size; None if that is the largest of them.
     """
     sizes = sorted(step_s)
     for size in sizes[:-1]:

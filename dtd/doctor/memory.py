@@ -52,11 +52,7 @@ PREDICTED: Final = frozenset({"parameters", "gradients", "optimizer", "snapshots
 
 
 def memory_of(reported: Iterable[m.MemoryPart]) -> dict[str, dict[str, int | None]] | None:
-    """Return {part: {"measured_bytes", "predicted_bytes"}} in the order of `PARTS`; None if empty.
-
-    Args:
-        reported: by one worker.
-    """
+    """{part: {"measured_bytes", "predicted_bytes"}} in the order of `PARTS`; None if empty."""
     known = {one.name: one for one in reported}
     listed = {name: known[name] for name in PARTS if name in known}
     return {
@@ -105,7 +101,6 @@ class Division:
 
     Attributes:
         stage: `strategy.stage`; 0 (`REPLICATED`) = it is not.
-        mirrors: `strategy.mirrors`.
         others_own: parameter servers hold what is divided, and a worker none of it.  A server that
             is left alone holds all of it, as in a world of one worker.
     """
@@ -176,7 +171,6 @@ class Room:
     """The memory of a worker.
 
     Attributes:
-        bytes: available for a state.
         limit: the memory's limit, as a phrase.
         used_bytes: memory that the worker's process has already, without a state.
     """

@@ -40,12 +40,7 @@ class Choice:
     """A strategy with a codec.
 
     Attributes:
-        strategy: `strategy.name` in a job file.
-        codec: `strategy.codec`.
-        every_steps: between two exchanges.
-        own: whether it is the job's own.
         bytes_per_step: that one worker sends, after coding; None if it cannot be said.
-        coded: links code what they send (`sync.lossless`).
         step_s: expected, in the largest world; None likewise.
         speedup: the job's own step over this one; None likewise.
         risk: what a job may lose, or why the choice has no figures.
@@ -78,7 +73,6 @@ class World:
     """A job in a world of some workers.
 
     Attributes:
-        spec: the job.
         steps: each worker's measurements, in the order of ranks.
         routes: the links among them; None if one is not known.
         divided: the links that a divided state takes, which may lead to parameter servers.
@@ -160,14 +154,7 @@ def forecasts(
 ) -> list[Forecast]:
     """One for each world of the first 1, 2, ... workers that is measured and has its links.
 
-    A job over parameter servers has none without them.
-
-    Args:
-        steps: each worker's measurements, by name, in the order of ranks.
-        links: as in `world_of`.
-        most: the largest world.
-        spec: the job.
-        servers: the connected parameter servers.
+    A job over parameter servers has none without them.  Parameters are as in `world_of`.
     """
     ranks = list(steps.items())
     sizes = range(1, min(len(ranks), most) + 1)
@@ -280,10 +267,8 @@ def exchanged(steps: Sequence[Values], candidate: Values) -> Exchanged | None:
     for decoding.  Adding two wire buffers takes one pass over them, or all passes of the codec
     where it adds by itself.
 
-    Args:
-        steps: each rank's measurements.
-        candidate: as a worker lists it: "codec", "every_steps", "overlaps", and of a state that is
-            divided "stage" and "mirrors".
+    A candidate is what a worker lists: "codec", "every_steps", "overlaps", and of a state that is
+    divided "stage" and "mirrors".
     """
     *sizes, scalars = steps[0]["buckets"]
     codec = candidate["codec"]
@@ -440,13 +425,6 @@ def star_of(
     servers, and m n / S more to its m mirrors.  Down, each worker gets n again, and servers what
     they do not hold.  A rank's own link is as fast as the fastest way that was measured over it,
     one at a time: one server seems no faster than the fastest worker, so this is the worst case.
-
-    Args:
-        workers: those that were measured.
-        servers: all parameter servers.
-        links: as in `world_of`.
-        mirrors: of each part of the state.
-        world_size: number of workers; more than were measured are like these.
     """
     rates = {
         (link["from"], link["to"]): link["bytes_per_s"] for link in links if link["bytes_per_s"]

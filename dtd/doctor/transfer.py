@@ -72,7 +72,6 @@ class Exchange:
 
     Attributes:
         bucket: its index; its stages are its exchanges, in their order.
-        size_bytes: of the wire buffer.
         gathers: every rank gives its own part of the buffer; otherwise all give the whole, summed.
         scatters: the sum of a segment arrives at its owner and `copies` more ranks.
         copies: of what is gathered, ranks that have it beside its owner.
@@ -111,7 +110,6 @@ class Coded:
     """The exchanges of a step's buckets.
 
     Attributes:
-        exchanges: in their order of travel.
         decode_s: for each bucket, time for reading the last result.
     """
 
@@ -133,8 +131,6 @@ class Star:
     """The limits of an exchange over parameter servers.
 
     Attributes:
-        servers: how many there are.
-        latency_s: of a link between a worker and a server.
         up_bytes_per_s: at which every worker can send at once.
         down_bytes_per_s: at which every worker can receive at once.
         narrowest: the member whose link limits both, for people.
@@ -153,9 +149,7 @@ class Ring:
 
     Attributes:
         latency_s: of the link with the highest one.
-        mean_latency_s: of all links.
         bytes_per_s: of the slowest link.
-        lossless: whether its slowest link codes.
         star: the star besides, which carries the halves of sums; None without servers.
     """
 

@@ -107,15 +107,10 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def parse_job(text: str, *, source: str, overrides: Sequence[str] = ()) -> JobSpec:
-    """Check a job file's text.
-
-    Args:
-        text: the TOML document.
-        source: what to call it in messages, usually its path.
-        overrides: changes of the form `table.key=value`, applied before anything is checked.
+    """Check a job file's text, with changes of the form `table.key=value` applied before.
 
     Raises:
-        JobSpecError: with every problem of the file, in file order.
+        JobSpecError: with every problem of the file, in file order; `source` names it.
     """
     try:
         raw = tomllib.loads(text)

@@ -87,12 +87,9 @@ class SweepTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A setting that varies: choices, or a range of integers or of numbers.
+    """A setting "table.key" that varies: choices, or a range of numbers, ends included.
 
     Attributes:
-        name: "table.key" of the job file.
-        choices: its values; empty for a range.
-        low, high: ends of the range, both included.
         log: whether the range is searched on a logarithmic scale.
         step: distance of the values in the range; 0: any.
         whole: whether the values are integers.
@@ -127,8 +124,6 @@ class SweepSpec:
     """A valid sweep.
 
     Attributes:
-        sweep: the table of this name.
-        space: the settings that vary.
         base: the job of which these settings vary, as a map of tables.
     """
 

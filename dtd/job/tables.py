@@ -379,9 +379,7 @@ def least_and_most(workers: int | str) -> tuple[int, int]:
 def lower_is_better(metric: str, mode: str) -> bool:
     """Whether the checkpoint with the smallest value is the best.
 
-    Args:
-        metric: its name.
-        mode: "min" or "max"; empty: lower is better if the name contains "loss".
+    Without a mode ("min" or "max") it is if the metric's name contains "loss".
     """
     return mode == "min" if mode else "loss" in metric
 

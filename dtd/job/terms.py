@@ -162,11 +162,7 @@ def spec_hash(spec: Mapping[str, Any]) -> str:
 def identity_of(store_id: str, submitted_s: int, job_id: str, spec: Mapping[str, Any]) -> str:
     """A job's identity: STORE.TIME.JOB.HASH.
 
-    Args:
-        store_id: of the coordinator's store that it was submitted to.
-        submitted_s: when; a store that was restored from a backup may give an id again.
-        job_id: its id.
-        spec: the job file as a map of tables.
+    The time is its submission's: a store that was restored from a backup may give an id again.
     """
     return f"{store_id}.{submitted_s}.{job_id}.{spec_hash(spec)}"
 

@@ -35,12 +35,7 @@ Series = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One of the runs.
-
-    Attributes:
-        details: as SHOW_JOB answers.
-        series: as GET_METRICS answers: of steps and of evaluations.
-    """
+    """One of the runs, as SHOW_JOB and GET_METRICS answer."""
 
     details: Details
     series: Sequence[Series]

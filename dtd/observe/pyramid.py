@@ -78,12 +78,7 @@ def pack_row(values: Sequence[float]) -> bytes:
 
 
 def summarised(level: int, below: Sequence[bytes]) -> bytes:
-    """The data of one bucket of a level.
-
-    Args:
-        level: above 0.
-        below: the data of its rows, or of its buckets of the level below.
-    """
+    """The data of one bucket of a level above 0, of its rows or its buckets of the level below."""
     if level == 1:
         rows = [struct.unpack(f"<{len(data) // _VALUE.size}d", data) for data in below]
         columns = itertools.zip_longest(*rows, fillvalue=math.nan)
@@ -95,12 +90,7 @@ def summarised(level: int, below: Sequence[bytes]) -> bytes:
 
 
 def unpack_column(rows: Iterable[tuple[int, bytes]], place: int) -> list[Sequence[float]]:
-    """The fields of the summaries of one column.
-
-    Args:
-        rows: level and data of each bucket.
-        place: the column's.
-    """
+    """The fields of the summaries of the column at a place, of level and data of each bucket."""
     in_row, in_bucket = place * _VALUE.size, place * _CELL.size
     found: list[Sequence[float]] = []
     for level, data in rows:

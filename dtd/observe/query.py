@@ -31,14 +31,7 @@ MOST_POINTS: Final = 20_000
 
 
 class Slot(NamedTuple):
-    """Adjacent buckets that become one point.
-
-    Attributes:
-        begin: the first position.
-        end: the last one.
-        first: the place of the first bucket among those that were read.
-        stop: the place behind the last one.
-    """
+    """Buckets from `first` to before `stop`, of those that were read, that become one point."""
 
     begin: int
     end: int

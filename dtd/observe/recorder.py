@@ -36,11 +36,9 @@ class MetricsRecorder:
     Args:
         directory: the coordinator's state directory.
         limit_bytes: the most that the store may hold.
-        tell_operators: reports an incident to operators: kind, message and details.
+        tell_operators: reports an incident: kind, message and details.
         run: runs a function in the store's thread, and awaits its result.
         later: the same without waiting.
-        clock: monotonic seconds.
-        wall: Unix time in seconds.
 
     Attributes:
         dropped: rows that were not remembered.

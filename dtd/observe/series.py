@@ -46,11 +46,8 @@ class Entry(NamedTuple):
     """One row on its way to the store.
 
     Attributes:
-        track: where it belongs.
         position: the step, or the second.
         generation: the generation that committed the step; 0 of a worker or link.
-        columns: the names of the values.
-        values: the figures; NaN where there is none.
     """
 
     track: Track

@@ -10,15 +10,11 @@ from typing import Final, NamedTuple
 
 
 class StepPart(NamedTuple):
-    """One part.
+    """One part, with its colours on a light and on a dark ground and in a terminal.
 
     Attributes:
         key: short, for the names of styles.
         field: of step rows and heartbeats; seconds.
-        name: for people.
-        light: its colour on a light ground.
-        dark: its colour on a dark ground.
-        style: its colour in a terminal.
         mark: its character in a terminal.
     """
 

@@ -61,12 +61,9 @@ Row = tuple[str, Entry]
 
 
 class MetricsStore:
-    """The open store; all methods run in one thread.
+    """The open store, at most `limit_bytes` large; all methods run in one thread.
 
-    Args:
-        directory: the coordinator's state directory; made if missing.
-        limit_bytes: the most that the file may hold.
-        set_aside_told: called with a sentence when a damaged file was replaced.
+    `set_aside_told` is called with a sentence when a damaged file was replaced.
     """
 
     def __init__(

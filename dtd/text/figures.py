@@ -78,11 +78,7 @@ def steps(done: int, total: int | None) -> str:
 
 
 def ranks(job: Mapping[str, Any]) -> str:
-    """2 workers, or 2 workers and 1 server.
-
-    Args:
-        job: a job's part of a status, or its result.
-    """
+    """2 workers, or 2 workers and 1 server, by a job's part of a status or its result."""
     world_size, servers = job["world_size"], job.get("servers", 0)
     workers = counted(world_size - servers, "worker")
     return f"{workers} and {counted(servers, 'server')}" if servers else workers

@@ -53,13 +53,7 @@ _PLAIN_PATH: Final = re.compile(r"[A-Za-z0-9/._+@-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The units to install, and for the host or a user.
-
-    Attributes:
-        coordinator: the coordinator's unit and settings.
-        worker: the workers' units and settings.
-        config_home: a user's configuration directory; None: for the whole host.
-    """
+    """The units and settings to install, for the whole host or in a user's `config_home`."""
 
     coordinator: bool
     worker: bool
@@ -68,14 +62,7 @@ class Parts:
 
 @dataclass(slots=True, kw_only=True)
 class Installation:
-    """One call of install or uninstall, and its actions.
-
-    Attributes:
-        parts: the units to install or remove.
-        prefix: root of the tree that is written to; None: this host itself.
-        dry_run: only print the actions.
-        done: the actions, a line each.
-    """
+    """One call of install or uninstall, its actions, and the root of the tree that it writes to."""
 
     parts: Parts
     prefix: Path | None = None

@@ -55,10 +55,7 @@ class Origin:
     """The state from which a job starts; without `job` from scratch.
 
     Attributes:
-        job: whose checkpoint.
-        step: of it; 0 the newest.
         mode: the part to take over, RESUME or WEIGHTS.
-        file: a file of weights instead of a job's.
         strict: all weights that are taken over alone must fit the model.
     """
 

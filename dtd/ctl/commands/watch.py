@@ -58,14 +58,9 @@ def watch_status(settings: Settings) -> None:
 
 
 class Scene(NamedTuple):
-    """The content of the screen.
+    """The content of the screen: answers, [step, loss] of the job, and events, the newest last.
 
-    Attributes:
-        status: the answer to GET_STATUS.
-        figures: the answer to GET_FIGURES.
-        loss: [step, loss] of the job.
-        events: the newest last.
-        note: why this may be out of date; empty when it is not.
+    A note says why this may be out of date.
     """
 
     status: Values
@@ -79,7 +74,6 @@ class Watcher:
     """Polls the coordinator.
 
     Attributes:
-        scene: its last answers; None before the first.
         fresh: the events that the last answer added.
     """
 

@@ -22,11 +22,8 @@ class Metric:
     """One metric.
 
     Attributes:
-        name: as it is scraped.
         kind: a counter only grows while its daemon lives.
         labels: in the order of a sample's values.
-        meaning: for its help text and the documents.
-        served_by: the daemons whose endpoint has it.
     """
 
     name: str

@@ -44,11 +44,7 @@ _OF_A_JOB: Final = {
 class CoordinatorMetrics:
     """The counts of one coordinator, and the endpoint that shows them with the figures of now.
 
-    Args:
-        address, context: of the endpoint, see `Exposition`.
-
     Attributes:
-        exposition: the endpoint.
         certificate_expires_s: Unix time; None without a certificate.
         store_errors: calls to the store that have failed.
         reports_dropped: number of workers' reports left out, by (worker, kind).
@@ -70,11 +66,7 @@ class CoordinatorMetrics:
     async def keep(
         self, look: Callable[[], tuple[Sequence[ClusterState], Mapping[str, Any]]]
     ) -> None:
-        """Publish the current figures periodically until cancelled.
-
-        Args:
-            look: returns the states of the core and the status object.
-        """
+        """Publish the current figures periodically until cancelled."""
         while self.exposition.address is not None:
             self.exposition.publish(self.samples(*look()))
             await asyncio.sleep(PUBLISH_EVERY_S)
@@ -116,12 +108,7 @@ class CoordinatorMetrics:
     def samples(
         self, clusters: Sequence[ClusterState], status: Mapping[str, Any]
     ) -> Iterator[Sample]:
-        """Return samples of all current figures.
-
-        Args:
-            clusters: states of the core.
-            status: `dtd.cluster.status.status_of` them.
-        """
+        """Return samples of all current figures."""
         yield from self._of_the_cluster(status)
         for job in status["jobs"]:
             yield from _of_the_job(job)

@@ -42,10 +42,7 @@ _POLL_S: Final = 0.2
 
 
 def members_only(context: ssl.SSLContext | None) -> ssl.SSLContext:
-    """The TLS of an endpoint for members of the cluster.
-
-    Args:
-        context: of this daemon, for being called; changed, so that callers must show a certificate.
+    """Have a daemon's TLS ask callers for a certificate of the cluster.
 
     Raises:
         ConfigError: it has none.
@@ -65,8 +62,7 @@ class Exposition(Collector):
 
     Args:
         address: where to listen; port 0 takes a free one; None: nowhere.
-        context: gives the TLS, with the certificates that callers must show; None: plain HTTP for
-            all callers.
+        context: gives the TLS that callers must use; None: plain HTTP.
 
     Attributes:
         address: where it listens, once it does.

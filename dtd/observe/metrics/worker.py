@@ -37,11 +37,7 @@ NO_GPU = GpuFigures()
 
 
 def gpu_figures(device: str) -> GpuFigures:
-    """The figures of a device.
-
-    Args:
-        device: "cpu" or "cuda:N".
-    """
+    """The figures of a device, "cpu" or "cuda:N"."""
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     initialized = getattr(cuda, "is_initialized", None)  # absent while torch is being imported
     if not device.startswith("cuda:") or initialized is None or not initialized():
@@ -63,14 +59,8 @@ GPU_EVERY_S: Final = 2.0
 class WorkerMetrics:
     """The measurements of a worker's process.
 
-    Args:
-        worker: its name.
-        device: "cpu" or "cuda:N".
-        address, context: of the endpoint, see `Exposition`.
-
     Attributes:
         certificate_expires_s: Unix time; None without a certificate.
-        exposition: the endpoint.
     """
 
     def __init__(
@@ -97,12 +87,7 @@ class WorkerMetrics:
         }
 
     def publish(self, beat: m.Heartbeat, roster: Sequence[m.Member]) -> None:
-        """Publish the figures of a heartbeat.
-
-        Args:
-            beat: it.
-            roster: of the ring that the worker is in; empty when it is in none.
-        """
+        """Publish the figures of a heartbeat; the roster is empty when the worker is in no ring."""
         if self.exposition.address is None:
             return
         peer = next_in_ring([one.name for one in roster], self._worker)
@@ -123,10 +108,7 @@ def next_in_ring(roster: Sequence[str], name: str) -> str:
 def worker_samples(worker: str, peer: str, beat: m.Heartbeat) -> Iterator[Sample]:
     """Samples of a heartbeat, for the worker's own endpoint and for the coordinator's.
 
-    Args:
-        worker: its name.
-        peer: its next neighbour in the ring; empty when it has none.
-        beat: its last heartbeat.
+    `peer` is its next neighbour in the ring; empty when it has none.
     """
     labels, link = (worker,), (worker, peer)
     yield from _samples(_ALWAYS, labels, beat)

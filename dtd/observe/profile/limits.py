@@ -50,8 +50,6 @@ class StepTimes:
     """Seconds of one worker's step, or medians over several.
 
     Attributes:
-        step_s: from begin to end.
-        data_s: waiting for rows.
         compute_s: forward and backward, without rows and waits.
         optimizer_s: the commit, without waits.
         exposed_s: waiting for other workers.
@@ -86,7 +84,6 @@ class Verdict:
         limit: "compute", "communication", "data", "optimizer" or "straggler"; empty if none of
             them stands out.
         parts: seconds of each of these, and of "other".
-        step_s: median duration of a step, of the slowest worker.
         overlap: 0 to 1; None if nothing was on the wire.
         slowest: the worker that does the most itself; empty if there is only one.
     """
@@ -99,13 +96,9 @@ class Verdict:
 
 
 def median_times(workers: Mapping[str, Sequence[Span]]) -> dict[str, StepTimes]:
-    """Return each worker's medians over the steps that all of them have.
+    """Return each worker's medians over the steps that all of them have; empty if they have none.
 
-    Args:
-        workers: spans of each one's training thread and of its ring, on one clock.
-
-    Returns:
-        By name, of those that have recorded a step; empty if they have none in common.
+    The spans of each worker's training thread and of its ring are on one clock.
     """
     steps = {name: found for name, spans in workers.items() if (found := _steps(spans))}
     shared = sorted(set.intersection(*map(set, steps.values()))) if steps else []
@@ -151,11 +144,9 @@ def _times(spans: Sequence[Span], step: Span) -> StepTimes:
 
 
 def verdict(workers: Mapping[str, StepTimes]) -> Verdict:
-    """Return the limit of the step.
+    """Return the limit of the step of those that train, at least one.
 
-    Args:
-        workers: times of those that train, by name; at least one.  What a parameter server does
-            shows in their waits.
+    What a parameter server does shows in their waits.
     """
     times = list(workers.values())
     slowest = max(workers, key=lambda name: workers[name].own_s)

@@ -40,8 +40,6 @@ class Span(NamedTuple):
 
     Attributes:
         kind: what, one of the constants above.
-        begin_ns: when it began.
-        end_ns: when it ended; not before it began.
         number: of the step, the bucket or the exchange.
         detail: what else is known: of a chunk and a hop (step, phase, hop), of a star's chunk
             (step, phase, the rank it comes from).
@@ -55,14 +53,10 @@ class Span(NamedTuple):
 
 
 class SpanLog:
-    """Spans in the order in which they ended; belongs to one thread.
-
-    Args:
-        limit: most spans that are kept; further ones are only counted.
+    """The first spans in the order in which they ended; belongs to one thread.
 
     Attributes:
-        spans: those that are kept.
-        dropped: how many were not.
+        dropped: how many were not kept.
     """
 
     def __init__(self, limit: int = MAX_SPANS) -> None:
@@ -81,11 +75,7 @@ class SpanLog:
 
 
 def hops(chunks: Iterable[Span]) -> list[Span]:
-    """Return a span for each hop: from its first chunk's begin to its last chunk's end.
-
-    Args:
-        chunks: those of all buckets; a chunk's number is its bucket, its detail (step, phase, hop).
-    """
+    """Return a span for each hop: from its first chunk's begin to its last chunk's end."""
     found: dict[tuple[int, tuple[int, ...]], Span] = {}
     for one in chunks:
         known = found.get((one.number, one.detail), one)
@@ -152,13 +142,7 @@ def length_ns(intervals: Iterable[Interval]) -> int:
 
 
 class RingSpans:
-    """The spans of one generation.
-
-    Attributes:
-        log: all of them; spans that began before the recording are left out.
-        ring: takes the events of the ring's node.
-        star: takes the events of the star's node, if there is one.
-    """
+    """The spans of one generation, of its ring and its star; those begun earlier are left out."""
 
     def __init__(self) -> None:
         self.log = SpanLog()
@@ -167,12 +151,7 @@ class RingSpans:
 
 
 class NodeSpans:
-    """Turns the events of one node into spans.
-
-    Args:
-        log: gets them.
-        is_star: the node is a star's.
-    """
+    """Turns the events of one node, a ring's or a star's, into spans of a log."""
 
     def __init__(self, log: SpanLog, *, is_star: bool) -> None:
         self._log = log

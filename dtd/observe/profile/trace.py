@@ -31,13 +31,7 @@ from dtd.observe.profile.spans import (
 
 
 class Reading(NamedTuple):
-    """One round trip, in seconds.
-
-    Attributes:
-        sent_s: when the question left, by the coordinator's clock.
-        received_s: when the answer was there, by the same clock.
-        theirs_s: time of the other clock.
-    """
+    """One round trip, in seconds: question and answer by our clock, `theirs_s` by the other."""
 
     sent_s: float
     received_s: float
@@ -45,11 +39,9 @@ class Reading(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """The offset of another clock from the coordinator's.
+    """The offset of another clock from the coordinator's; negative if it is behind.
 
-    Attributes:
-        seconds: negative if it is behind.
-        uncertainty_s: the true offset differs by no more than this, if both clocks run evenly.
+    The true offset differs by no more than `uncertainty_s`, if both clocks run evenly.
     """
 
     seconds: float
@@ -57,11 +49,7 @@ class Offset(NamedTuple):
 
 
 def offset_of(readings: Sequence[Reading]) -> Offset:
-    """Return the offset by the reading that took the least time.
-
-    Args:
-        readings: at least one.
-    """
+    """Return the offset by the reading that took the least time; there is at least one."""
     best = min(readings, key=lambda one: one.received_s - one.sent_s)
     half_s = max(0.0, best.received_s - best.sent_s) / 2
     return Offset(best.theirs_s - (best.sent_s + half_s), half_s)
@@ -81,12 +69,7 @@ _TORCH_THREADS: Final = MAX_SPANS * (len(_TITLES) + 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Track:
-    """Events that torch recorded on one of its threads, or one stream of a GPU.
-
-    Attributes:
-        name: for people.
-        rows: (name, begin_ns, end_ns) of each.
-    """
+    """What torch recorded on a thread, or a stream of a GPU: (name, begin_ns, end_ns) of each."""
 
     name: str
     rows: Sequence[tuple[str, int, int]]
@@ -94,14 +77,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTrace:
-    """The recording of one worker, on the coordinator's clock.
-
-    Attributes:
-        name: the worker's.
-        rank: in the generation.
-        spans: of its training thread, its ring and its star.
-        tracks: of torch.
-    """
+    """The recording of one worker, on the coordinator's clock: of dtd's threads, and of torch."""
 
     name: str
     rank: int
@@ -194,11 +170,7 @@ def encoded(
 ) -> dict[str, Any]:
     """Return the contents of a file.
 
-    Args:
-        spans: by the monotonic clock.
-        tracks: by the Unix clock.
-        ahead_ns: time of the Unix clock, less that of the monotonic clock.
-        dropped: numbers of entries left out, by kind.
+    Spans are by the monotonic clock, tracks by the Unix clock, which is `ahead_ns` ahead of it.
     """
     return {
         "format": FORMAT,
@@ -218,13 +190,7 @@ def encoded(
 
 
 def decoded(contents: Any, *, name: str, rank: int, offset_ns: int) -> WorkerTrace:
-    """Return a worker's recording, on the coordinator's clock.
-
-    Args:
-        contents: of its file.
-        name: the worker's.
-        rank: in the generation.
-        offset_ns: how far its clock is ahead.
+    """Return a worker's recording on the coordinator's clock; its own is `offset_ns` ahead.
 
     Raises:
         ProfileError: it has another form.

@@ -91,13 +91,7 @@ def line_chart(
 ) -> Markup:
     """Curves over the same axes; the axis of values is logarithmic where they are far apart.
 
-    Args:
-        lines: the curves; values that are not finite are left out.
-        title: for screen readers.
-        x_label: under the axis.
-        y_label: above the axis.
-        marks: (x, event).
-        from_zero: whether the axis of values begins at 0.
+    Values that are not finite are left out; `marks` are (x, event).
     """
     lines = [_finite(line) for line in lines]
     lines = [line for line in lines if line.points]

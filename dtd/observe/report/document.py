@@ -39,13 +39,7 @@ in which training was blocked by it.
 
 
 def document_of(facts: Facts, against: Facts | None, *, made: str) -> Document:
-    """The report of a job.
-
-    Args:
-        facts: of the job.
-        against: of another one to compare it with.
-        made: when, in words.
-    """
+    """The report of a job, perhaps compared with another one; `made`: when, in words."""
     other = f", against {against.id}" if against is not None else ""
     sections = [_summary(facts, against)]
     if facts.has_trained:

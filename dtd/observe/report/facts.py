@@ -49,10 +49,7 @@ class World:
     """The speed of a number of workers together.
 
     Attributes:
-        workers: how many.
         steps: of this many workers that were measured.
-        rows_per_s: of all together.
-        step_s: mean time of a step.
         exposed_s: the part of it in which training waited for communication.
         efficiency: rate of each worker, as a share of that with the fewest workers.
     """
@@ -70,11 +67,8 @@ class WorkerShare:
     """The parts of a worker's mean step, in seconds; None where they are not known.
 
     Attributes:
-        name: the worker.
-        step_s: its mean step.
         parts: by field of `STEP_PARTS`.
         memory_bytes: the most that its process had.
-        cores: mean use of the processor.
     """
 
     name: str
@@ -99,13 +93,9 @@ class Facts:
     """The content of a report.
 
     Attributes:
-        job: as SHOW_JOB answers.
-        curves: figures over steps, by name.
         evaluations: metrics of evaluations that were numbers at least once, by name.
         without_numbers: names of the metrics that never were.
         worlds: rates by number of workers, fewest first.
-        workers: by name.
-        links: in the order of the answer.
         incidents: the job's, oldest first, without `QUIET` ones.
         stopped: why figures are not stored at present; empty if they are.
         dropped: rows of figures that were lost since the coordinator started.
@@ -181,13 +171,7 @@ def facts_of(
     metrics: Sequence[Mapping[str, Any]],
     events: Iterable[Mapping[str, Any]],
 ) -> Facts:
-    """Compute a report's facts.
-
-    Args:
-        job: the answer to SHOW_JOB.
-        metrics: the answers to GET_METRICS, page by page.
-        events: those of the answers to READ_EVENTS.
-    """
+    """Compute a report's facts from the answers to SHOW_JOB, GET_METRICS and READ_EVENTS."""
     series = [one for page in metrics for one in page["series"]]
     mine = [event for event in events if event["job"] == job["id"]]
     curves = {one["name"]: _points(one) for one in series if one["kind"] == Kind.STEPS}

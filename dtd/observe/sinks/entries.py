@@ -17,11 +17,8 @@ class Began:
     """Begin of a job's figures.
 
     Attributes:
-        job: its id.
         identity: tells it from another cluster's job of the same id.
-        unix_s: when.
         settings: those of its job file, by "table.key".
-        tags: facts of its code, data and origin.
     """
 
     job: str
@@ -44,15 +41,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A job has ended: done, failed or cancelled.
-
-    Attributes:
-        job: its id.
-        identity: as in `Began`.
-        unix_s: when.
-        state: how.
-        result: final figures by name.
-    """
+    """A job has ended: done, failed or cancelled, with its final figures."""
 
     job: str
     identity: str

@@ -43,12 +43,7 @@ def make(settings: Mapping[str, Any]) -> MlflowSink:
 
 
 class MlflowSink:
-    """Jobs as runs.
-
-    Args:
-        client: an `mlflow.tracking.MlflowClient`.
-        experiment: name of the experiment; made if there is none.
-    """
+    """Jobs as runs of an experiment, which is made if there is none."""
 
     def __init__(self, client: Any, experiment: str) -> None:
         self._client = client

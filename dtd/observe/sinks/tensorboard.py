@@ -46,12 +46,9 @@ _STATUS: Final[Mapping[str, int]] = {"done": 1, "failed": 2}
 
 
 class Curves:
-    """The curves of all jobs of one coordinator.
+    """The curves of all jobs of one coordinator, in one directory each.
 
-    Args:
-        directory: holds one directory a job.
-        later: runs a function in the store's thread.
-        clock: monotonic seconds, for pauses after a failure.
+    `later` runs a function in the store's thread.
     """
 
     def __init__(

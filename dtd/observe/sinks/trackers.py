@@ -40,12 +40,7 @@ END_WITHIN_S: Final = 4.0
 class Feed:
     """One sink's process.
 
-    Args:
-        settings: the sink's, with its name under "sink".
-        tell_operators: reports an incident to operators: kind, message and details.
-
     Attributes:
-        name: of the sink.
         dropped: entries that did not reach the process.
         failing: why the sink does not work at present; empty if it does.
     """
@@ -212,11 +207,7 @@ def sinks_of(config: CoordinatorConfig) -> list[dict[str, Any]]:
 class Trackers:
     """All consumers of a coordinator's figures; used on the event loop only.
 
-    Args:
-        config: says which sinks are switched on.
-        later: runs a function in the store's thread, for TensorBoard's files.
-        tell_operators: reports an incident to operators: kind, message and details.
-        wall: Unix time in seconds.
+    `later` runs a function in the store's thread, for TensorBoard's files.
 
     Raises:
         ConfigError: a sink's package is not installed.
@@ -235,12 +226,7 @@ class Trackers:
         self._followed: dict[str, Thinner] = {}
 
     def reported(self, job: Job | None, message: m.Progress | m.Evaluated) -> None:
-        """Pass on figures that a worker has reported.
-
-        Args:
-            job: the sender's active job, if there is one.
-            message: the report.
-        """
+        """Pass on figures that a worker has reported of its active job, if it has one."""
         if job is None or job.id != message.job:
             return
         figures = figures_of(message, self._wall())

@@ -38,13 +38,7 @@ def make(settings: Mapping[str, Any]) -> WandbSink:
 
 
 class WandbSink:
-    """Jobs as runs.
-
-    Args:
-        library: the module `wandb`.
-        directory: has the directory `wandb` with the runs.
-        project: name of the project.
-    """
+    """Jobs as runs of a project, in the directory `wandb` of the one that is given."""
 
     def __init__(self, library: Any, directory: Path, project: str) -> None:
         self._library = library

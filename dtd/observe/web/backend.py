@@ -27,12 +27,7 @@ BY_TOKEN: Final = "token"  # noqa: S105 - how somebody is known
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebCaller:
-    """A person at a browser; requests are checked and counted like those of dtdctl.
-
-    Attributes:
-        identity: the person's; None before the login.
-        host: the browser's address.
-    """
+    """A person at a browser; requests are checked and counted like those of dtdctl."""
 
     identity: Identity | None
     host: str
@@ -47,15 +42,9 @@ class Backend:
     """The coordinator's functions and parts that the page uses.
 
     Attributes:
-        ask: answers a request; raises DtdError.
         enter: performs a login and enters it in the audit log.
         in_store: runs a blocking function in the store's thread.
-        authority: the cluster's; None while there is none.
-        addresses: those at which other hosts reach the coordinator.
         tells: the page's information about the coordinator itself.
-        failed: told of an unexpected error; logs at a bounded rate.
-        refused: told of the address and the reason of a rejected browser; logs at a bounded rate.
-        connections: bounds all callers' connections, the page's as well.
         sessions_file: keeps sessions, which outlive the process.
         local_settings: by which users of this host have roles: their sessions end with a change.
     """

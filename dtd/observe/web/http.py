@@ -62,11 +62,7 @@ HEADERS: Final = {
 def is_our_name(host: str, names: Collection[str]) -> bool:
     """Whether a Host header names this coordinator: by an address, as localhost, or by its name.
 
-    An address cannot be made to point elsewhere, as another's name can.
-
-    Args:
-        host: the header, with or without a port.
-        names: the coordinator's own, in lower case.
+    An address cannot be made to point elsewhere, as another's name can.  `names` are in lower case.
     """
     found = _HOST.fullmatch(host)
     if found is None:
@@ -127,11 +123,7 @@ _MAX_LOG_CHARACTERS: Final = 200
 
 
 def quiet_log(note: Callable[[str, str], None]) -> None:
-    """Have aiohttp log refused requests in one line, at a bounded rate.
-
-    Args:
-        note: told the address, as far as it is known, and the reason.
-    """
+    """Have aiohttp log refused requests in one line, at a bounded rate: `note` gets the reason."""
     log = logging.getLogger("aiohttp")  # the parent of all of its own
     log.propagate = False
     log.handlers = [_Noting(note)]

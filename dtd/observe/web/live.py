@@ -77,13 +77,7 @@ class _Watcher:
 
 
 class Live:
-    """All browsers that watch.
-
-    Args:
-        backend: the coordinator.
-        house: the caller of these looks.
-        is_open: whether a session still counts.
-    """
+    """All browsers that watch, and the looks at the coordinator for them."""
 
     def __init__(
         self,

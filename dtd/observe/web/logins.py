@@ -120,9 +120,7 @@ class Sessions:
     def records(self, local: str, now_s: float) -> list[dict[str, Any]]:
         """The sessions for a file.
 
-        Args:
-            local: the settings by which users of this host have roles.
-            now_s: by the monotonic clock of the sessions' ends.
+        Those of users of this host count while the settings by which they have roles are the same.
         """
         ahead_s = time.time() - now_s
         return [
@@ -137,11 +135,7 @@ class Sessions:
         ]
 
     def restore(self, records: Iterable[Mapping[str, Any]], local: str, now_s: float) -> None:
-        """Take over the sessions of an earlier process, but those of users under other settings.
-
-        Raises:
-            KeyError, TypeError, ValueError: a record has another form.
-        """
+        """Take over the sessions of an earlier process, but those of users under other settings."""
         for record in records:
             workers = record["holder"]["workers"]
             restricted = None if workers is None else tuple(workers)
@@ -175,12 +169,7 @@ class Offer:
 
 
 class Logins:
-    """The sessions of one page.
-
-    Args:
-        backend: the coordinator.
-        clock: monotonic seconds.
-    """
+    """The sessions of one page."""
 
     def __init__(self, backend: Backend, clock: Callable[[], float] = time.monotonic) -> None:
         self._backend = backend

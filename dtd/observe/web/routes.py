@@ -40,11 +40,7 @@ Query = Mapping[str, str]
 
 
 def metrics(job: str, query: Query) -> m.GetMetrics:
-    """Curves of a job.
-
-    Raises:
-        RequestRefused: a number is none, or too large.
-    """
+    """Curves of a job."""
     names = tuple(name for name in query.get("names", "").split(",") if name)
     if len(names) > MOST_NAMES:
         raise RequestRefused(f"names: {len(names)} figures are more than {MOST_NAMES}")
@@ -65,11 +61,7 @@ def comparison(query: Query) -> m.CompareJobs:
 
 
 def number(query: Query, name: str, otherwise: int, most: int = _LARGEST) -> int:
-    """A whole number of a query.
-
-    Raises:
-        RequestRefused: it is none, or too large.
-    """
+    """A whole number of a query; `RequestRefused` if it is none, or too large."""
     text = query.get(name, "")
     if not text:
         return otherwise
@@ -90,11 +82,7 @@ ACTIONS: Final[Mapping[str, Callable[[Mapping[str, Any]], m.Message]]] = {
 
 
 def action(given: Any) -> m.Message:
-    """Read the action that a browser requests.
-
-    Raises:
-        RequestRefused: it is none of the actions, or lacks a field.
-    """
+    """Read the action that a browser requests."""
     if not isinstance(given, dict):
         raise RequestRefused("an action is a JSON object")
     what = _text(given, "what")
@@ -133,14 +121,7 @@ OfSession = Callable[[web.Request, Session], Awaitable[web.StreamResponse]]
 
 
 class Routes:
-    """The handlers of the page's URLs.
-
-    Args:
-        backend: the coordinator.
-        logins: the sessions.
-        live: live data.
-        files: the page's files by their path.
-    """
+    """The handlers of the page's URLs."""
 
     def __init__(
         self,

@@ -64,12 +64,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class WebServer:
     """The page of one coordinator.
 
-    Args:
-        address: where to listen; port 0 takes a free one.
-        backend: the coordinator.
-
     Attributes:
-        address: where it listens, once it does.
+        address: where it listens, once it does; before, port 0 stands for a free one.
     """
 
     def __init__(self, address: Address, backend: Backend) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 
 import pytest
@@ -111,18 +109,3 @@ def test_a_forecast_is_about_the_steps_that_follow(dtdctl, tmp_path):
     least_s = 0.120
     assert json.loads(out)["result"]["mean_step_s"] > least_s
     assert report["forecast"][1]["step_s"] > least_s
-
-
-def test_watching_without_a_terminal(cluster):
-    words, environment = command(cluster, "status", "--watch")
-    process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    lines = [process.stdout.readline()]
-    while "workers: 2 idle" not in lines[-1] and lines[-1]:
-        lines.append(process.stdout.readline())
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, err) == (0, "")
-    assert lines[-1]
-    assert "\x1b" not in "".join(lines) + out

@@ -1,4 +1,4 @@
-"""`dtdctl status --watch`: a live display on a terminal, a line for each change anywhere else.
+"""`dtdctl status --watch`: a live display on a terminal.
 
 Polls the coordinator over one connection; while it is unreachable the last display stays, with a
 note.  Ctrl-C ends it, and is not a failure.  The screen, from the coordinator's answers:
@@ -23,9 +23,8 @@ from typing import Any, Final, NamedTuple
 from rich.text import Text
 
 from dtd.ctl import output
-from dtd.ctl.commands.jobs import progress_words
 from dtd.ctl.settings import Settings
-from dtd.errors import CoordinatorUnreachable, RequestRefused
+from dtd.errors import CoordinatorUnreachable, RequestRefused, UsageError
 from dtd.net.clients.control_client import ControlClient
 from dtd.observe.step_parts import STEP_PARTS
 from dtd.text import figures
@@ -43,14 +42,15 @@ MOST_POINTS: Final = 500
 
 def watch_status(settings: Settings) -> None:
     """Show the status until Ctrl-C."""
+    if settings.as_json or not sys.stdout.isatty():
+        raise UsageError(
+            "--watch draws on a terminal",
+            remedy="dtdctl events --follow has a line for each event; dtdctl status -o json",
+        )
     signal.signal(signal.SIGINT, signal.default_int_handler)
     watcher = Watcher(settings)
     try:
-        scene = watcher.look()
-        if sys.stdout.isatty() and not settings.as_json:
-            _show(watcher, scene)
-        else:
-            _print_changes(watcher, scene, as_json=settings.as_json)
+        _show(watcher, watcher.look())
     except KeyboardInterrupt:
         pass
     finally:
@@ -71,15 +71,10 @@ class Scene(NamedTuple):
 
 
 class Watcher:
-    """Polls the coordinator.
-
-    Attributes:
-        fresh: the events that the last answer added.
-    """
+    """Polls the coordinator."""
 
     def __init__(self, settings: Settings) -> None:
-        self.scene: Scene | None = None
-        self.fresh: list[dict[str, Any]] = []
+        self._scene: Scene | None = None
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self._settings = settings
         self._client: ControlClient | None = None
@@ -87,21 +82,20 @@ class Watcher:
 
     def look(self) -> Scene:
         """Poll again; after the first answer an unreachable coordinator only sets the note."""
-        self.fresh = []
         try:
             client = self._client or self._settings.connect()
             self._client = client
             status, now = client.request(m.GetStatus()), client.request(m.GetFigures())
             loss = _loss(client, status["job"])
             self._read_events(client)
-            self.scene = Scene(status, now, loss, tuple(self._events))
+            self._scene = Scene(status, now, loss, tuple(self._events))
         except (CoordinatorUnreachable, RequestRefused) as error:
             self.close()
-            if self.scene is None:
+            if self._scene is None:
                 raise
             note = one_line(f"{error.message}; training goes on without it")
-            self.scene = self.scene._replace(note=note)
-        return self.scene
+            self._scene = self._scene._replace(note=note)
+        return self._scene
 
     def close(self) -> None:
         """Hang up."""
@@ -112,7 +106,6 @@ class Watcher:
     def _read_events(self, client: ControlClient) -> None:
         while True:
             page = client.request(m.ReadEvents(after=self._after))
-            self.fresh += page["events"]
             self._events.extend(page["events"])
             self._after = page["next"]
             if not page["events"]:
@@ -139,60 +132,6 @@ def _show(watcher: Watcher, scene: Scene) -> None:
             live.update(view(scene, width=size.width, height=size.height), refresh=True)
             time.sleep(LOOK_EVERY_S)
             scene = watcher.look()
-
-
-def _print_changes(watcher: Watcher, scene: Scene, *, as_json: bool) -> None:
-    """One line for each change, with the time, for a log file."""
-    before: tuple[Any, ...] | None = None
-    watcher.fresh.clear()  # earlier events are not new
-    while True:
-        now = what_matters(scene.status, scene.note)
-        if now != before or watcher.fresh:
-            if as_json:
-                output.print_json(scene.status)
-            else:
-                output.print_lines(change_lines(scene, watcher.fresh, changed=now != before))
-        before = now
-        time.sleep(LOOK_EVERY_S)
-        scene = watcher.look()
-
-
-def what_matters(status: Values, note: str) -> tuple[Any, ...]:
-    """Values whose change is worth a line; steps and rates change all the time."""
-    job = status["job"] or {}
-    return (
-        *(job.get(key) for key in ("id", "state", "generation", "world_size", "epoch", "eval")),
-        tuple((worker["name"], worker["state"]) for worker in status["workers"]),
-        tuple(diagnostic["message"] for diagnostic in status.get("troubles") or ()),
-        note,
-    )
-
-
-def change_lines(scene: Scene, fresh: Sequence[Values], *, changed: bool) -> Iterator[str]:
-    """The events that are new, then the status in one line if that has changed."""
-    for event in fresh:
-        yield f"{figures.moment(event['time_s'])} {event['kind']}: {event['message']}"
-    if changed:
-        yield f"{figures.moment(time.time())} {scene.note or standing(scene.status)}"
-
-
-def standing(status: Values) -> str:
-    """The status in one line."""
-    job = status["job"]
-    states: dict[str, int] = {}
-    for worker in status["workers"]:
-        states[worker["state"]] = states.get(worker["state"], 0) + 1
-    workers = ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
-    if job is None:
-        return f"no job; workers: {workers}"
-    words = [
-        f"{job['id']} {job['state']}",
-        f"generation {job['generation']}",
-        *progress_words(job),
-        f"workers: {workers}",
-    ]
-    words += [diagnostic["message"] for diagnostic in status.get("troubles") or ()]
-    return "  ".join(words)
 
 
 CURVE_ROWS: Final = 6

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import itertools
 import json
 import os
 import shlex
@@ -158,21 +157,10 @@ def test_ctrl_c_is_quiet(server, line, asked, told):
     assert (process.returncode, out, err.splitlines()) == (130, "", told)
 
 
-def test_watch_prints_each_change_when_nobody_looks(server, result, status):
-    epochs = itertools.count(3)
-
-    def script(message):
-        if not isinstance(message, m.GetStatus):
-            return result({"events": [], "series": [], "next": 0})
-        return result({**status, "job": {**status["job"], "epoch": next(epochs)}})
-
-    server.script = script
-    process = start("status", "--watch", "-o", "json", address=server.control)
-    lines = [json.loads(process.stdout.readline()) for _ in range(2)]
-    process.send_signal(signal.SIGINT)
-    _out, err = process.communicate(timeout=30)
-    assert [line["job"]["epoch"] for line in lines] == [3, 4]
-    assert (process.returncode, err) == (0, "")
+def test_watch_is_for_a_terminal(dtdctl):
+    exit_code, _out, err = dtdctl("status", "--watch")
+    assert exit_code == 2
+    assert "dtdctl events --follow" in err
 
 
 def test_options_after_two_dashes_are_the_scripts_own(tmp_path, monkeypatch, capsys):

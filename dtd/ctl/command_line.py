@@ -40,58 +40,54 @@ class Argument:
     named: str = ""
 
 
-def argument(name: str, metavar: str, meaning: str, *, named: str = "", **options: Any) -> Argument:
-    """Return a positional argument; `options` are further keywords of `add_argument`."""
-    given = {"metavar": metavar, "help": meaning, **options}
-    return Argument(names=(name,), options=given, named=named)
-
-
-def option(
-    flags: str | tuple[str, ...],
+def argument(
+    names: str | tuple[str, ...],
     metavar: str | None,
     meaning: str,
     *,
     named: str = "",
     **options: Any,
 ) -> Argument:
-    """Return an option with a value; without a default it is None."""
-    names = (flags,) if isinstance(flags, str) else flags
-    given = {"metavar": metavar, "help": meaning, **options}
+    """Return a positional argument, or an option with a value, which is empty if it is not given.
+
+    `options` are further keywords of `add_argument`.
+    """
+    names = (names,) if isinstance(names, str) else names
+    default = {"default": ""} if names[0].startswith("-") else {}
+    given = {"metavar": metavar, "help": meaning, **default, **options}
     return Argument(names=names, options=given, named=named)
 
 
-def switch(flags: str | tuple[str, ...], meaning: str, **options: Any) -> Argument:
+def switch(names: str | tuple[str, ...], meaning: str, **options: Any) -> Argument:
     """Return an option without a value."""
-    names = (flags,) if isinstance(flags, str) else flags
+    names = (names,) if isinstance(names, str) else names
     return Argument(names=names, options={"action": "store_true", "help": meaning, **options})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """One command.
 
     Attributes:
         name: its words, such as "models fetch".
-        function: module in `dtd.ctl` and function, such as "models:fetch"; it gets the settings and
-            the arguments by name, and returns the exit code if that is not 0.
+        function: module in `dtd.ctl.commands` and function, such as "models:fetch"; it gets the
+            settings and the arguments by name, and returns the exit code if that is not 0.
         help: a sentence, then perhaps a paragraph.
         examples: lines to type, without the name of the program.
     """
 
-    name: str
-    function: str
-    help: str
-    arguments: tuple[Argument, ...] = ()
-    examples: tuple[str, ...] = ()
-
-
-def command(
-    name: str, function: str, meaning: str, *arguments: Argument, examples: Sequence[str] = ()
-) -> Command:
-    """Return a `Command`; the parameters are its attributes."""
-    return Command(
-        name=name, function=function, help=meaning, arguments=arguments, examples=tuple(examples)
-    )
+    def __init__(
+        self,
+        name: str,
+        function: str,
+        meaning: str,
+        *arguments: Argument,
+        examples: Sequence[str] = (),
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.help = meaning
+        self.arguments = arguments
+        self.examples = examples
 
 
 def number(kind: Callable[[str], float], *, least: float, most: float = math.inf) -> Any:

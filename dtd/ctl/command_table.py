@@ -11,17 +11,7 @@ import math
 from pathlib import Path
 from typing import Final
 
-from dtd.ctl.command_line import (
-    Argument,
-    argument,
-    command,
-    kinds,
-    names,
-    number,
-    option,
-    since_s,
-    switch,
-)
+from dtd.ctl.command_line import Argument, Command, argument, kinds, names, number, since_s, switch
 
 _JOB = argument("job", "JOB", "A job's id, as `jobs` lists it.", named="job")
 _ENDED_JOB = argument(
@@ -29,7 +19,7 @@ _ENDED_JOB = argument(
 )
 _JOB_FILE = argument("path", "JOB.toml", "The job file.", type=Path)
 _WORKER = argument("name", "NAME", "A worker's name.", named="worker")
-_OVERRIDES = option(
+_OVERRIDES = argument(
     "--set",
     "A.B=V",
     "Override a key of the job file; repeatable.",
@@ -46,7 +36,7 @@ _VERSIONS = argument(
     "text", "NAME[@VERSION|@ALIAS]", "A version, or the whole model.", named="model"
 )
 _SWEEP = argument("sweep", "SWEEP", "A sweep's id, as `sweep list` shows it.", named="sweep")
-_SINCE = option(
+_SINCE = argument(
     "--since",
     "AGO|TIME",
     'Only from then on: "90m", "2d", "14:00", "2026-11-22".',
@@ -54,24 +44,16 @@ _SINCE = option(
     type=since_s,
     default=0.0,
 )
-_BEST = option(
-    "--best",
-    "METRIC",
-    "The best checkpoint by this metric, not the newest.",
-    dest="best_metric",
-    default="",
+_BEST = argument(
+    "--best", "METRIC", "The best checkpoint by this metric, not the newest.", dest="best_metric"
 )
-_MODE = option(
-    "--mode",
-    None,
-    "Which is better; default: the job's setting.",
-    choices=("max", "min"),
-    default="",
+_MODE = argument(
+    "--mode", None, "Which is better; default: the job's setting.", choices=("max", "min")
 )
 
 
 def _length(flag: str) -> Argument:
-    return option(
+    return argument(
         flag, "N", "Total number, counted from the start.", type=number(int, least=1), default=0
     )
 
@@ -80,7 +62,7 @@ _SERVICES = (
     switch("--coordinator", "The coordinator; default: both."),
     switch("--worker", "The workers; default: both."),
     switch("--user", "Install as services of this user, without root."),
-    option("--prefix", "DIR", "Install into another root directory.", type=Path),
+    argument("--prefix", "DIR", "Install into another root directory.", type=Path, default=None),
     switch("--dry-run", "Only print what would be done."),
 )
 
@@ -118,41 +100,35 @@ EXAMPLES: Final = (
 
 COMMANDS: Final = (
     # Jobs.
-    command(
+    Command(
         "validate",
         "submit:validate",
         "Check a job file: all errors at once, each with its line.",
         _JOB_FILE,
         _OVERRIDES,
     ),
-    command(
+    Command(
         "submit",
         "submit:submit",
         "Queue a job and print its id; ships the task's own package.",
         argument("path", "JOB.toml", "The job file.", nargs="?", type=Path),
         _OVERRIDES,
-        option(
-            "--like",
-            "JOB",
-            "Repeat this job instead: its settings, code and origin.",
-            named="job",
-            default="",
+        argument(
+            "--like", "JOB", "Repeat this job instead: its settings, code and origin.", named="job"
         ),
-        option(
+        argument(
             "--resume-from",
             "JOB[@STEP]",
             "Continue from another job's checkpoint: model, optimizer, data position.",
             named="checkpoint",
-            default="",
         ),
-        option(
+        argument(
             "--weights-from",
             "JOB[@STEP]|FILE.safetensors",
             "Start at step 0 with the weights of another job or of a file.",
             named="checkpoint",
-            default="",
         ),
-        option(
+        argument(
             "--strict",
             None,
             "Whether all of those weights must fit.",
@@ -167,26 +143,26 @@ COMMANDS: Final = (
             "submit job.toml --resume-from digits-1@200",
         ),
     ),
-    command(
+    Command(
         "run",
         "submit:run_script",
         "Run a script on the workers as a job; ships what it imports."
         "\n\nOne that calls dtd.join trains with them; any other one is started as torchrun does.",
         argument("words", "[python] SCRIPT.py", "The script, and its arguments.", nargs="+"),
-        option(
+        argument(
             "--workers", "N", "At most so many.", type=number(int, least=1, most=1024), default=64
         ),
-        option("--name", "NAME", "Of the job; default: the script's.", default=""),
+        argument("--name", "NAME", "Of the job; default: the script's."),
         _OVERRIDES,
         switch("--wait", "Wait until the job has ended.", dest="wait_for_end"),
         examples=("run --workers 4 -- python train.py --lr 0.1",),
     ),
-    command(
+    Command(
         "wait",
         "jobs:wait",
         "Wait until a job ends; exit 4 if it failed or was cancelled.",
         _JOB,
-        option(
+        argument(
             "--timeout",
             "S",
             "Give up after S seconds.",
@@ -195,10 +171,10 @@ COMMANDS: Final = (
             default=math.inf,
         ),
     ),
-    command(
+    Command(
         "cancel", "jobs:cancel", "Stop a job at its next step boundary, keeping a checkpoint.", _JOB
     ),
-    command(
+    Command(
         "resume",
         "submit:resume",
         "Continue a job that failed, was cancelled or is waiting.\n\n"
@@ -207,7 +183,7 @@ COMMANDS: Final = (
         _JOB,
         _OVERRIDES,
     ),
-    command(
+    Command(
         "extend",
         "submit:extend",
         "Train an ended job for longer, as a new job.\n\nThe schedule follows the new length.",
@@ -217,56 +193,54 @@ COMMANDS: Final = (
         _OVERRIDES,
         examples=("extend digits-1 --epochs 40",),
     ),
-    command(
+    Command(
         "jobs",
         "jobs:list_jobs",
         "List all jobs with their results, newest first.\n\n"
         "-o wide adds each job's task and when it was submitted.",
-        option("--tag", "TAG", "Only jobs that have it.", default=""),
+        argument("--tag", "TAG", "Only jobs that have it."),
         examples=("jobs --tag baseline -o wide",),
     ),
-    command(
+    Command(
         "delete",
         "jobs:delete",
         "Delete an ended job with its checkpoints, or those of one step.",
         _ENDED_JOB,
         _YES,
     ),
-    command(
+    Command(
         "logs",
         "jobs:logs",
         "Print what a job's own code printed, per rank.",
         _JOB,
         switch(("-f", "--follow"), "Print new lines as they come, until the job has ended."),
-        option(
+        argument(
             "--tail",
             "N",
             "Only the last N lines of the output so far.",
             type=number(int, least=0),
+            default=None,
         ),
-        option("--worker", "NAME", "Only lines of this worker.", named="worker", default=""),
+        argument("--worker", "NAME", "Only lines of this worker.", named="worker"),
         examples=("logs -f digits-1", "logs digits-1 --tail 20 --worker worker-1"),
     ),
     # Records of jobs.
-    command(
-        "show",
-        "runs:show_job",
-        "Show a job: settings, code, data, results, checkpoints.",
-        _JOB,
+    Command(
+        "show", "runs:show_job", "Show a job: settings, code, data, results, checkpoints.", _JOB
     ),
-    command(
+    Command(
         "compare",
         "runs:compare_jobs",
         "Compare jobs: settings, code, data, best figures, curves.",
         argument("jobs", "JOB", "Two jobs or more, by their ids.", nargs="+", named="job"),
-        option(
+        argument(
             "--names",
             "A,B",
             "These figures; default: the loss and evaluations.",
             type=names,
             default=(),
         ),
-        option(
+        argument(
             "--points",
             "N",
             "Points of a curve; default: 60.",
@@ -275,50 +249,47 @@ COMMANDS: Final = (
         ),
         examples=("compare digits-1 digits-2 --names loss,accuracy",),
     ),
-    command("tag add", "runs:add_tags", "Add tags to a job.", _JOB, _TAGS),
-    command("tag remove", "runs:remove_tags", "Remove tags from a job.", _JOB, _TAGS),
-    command(
+    Command("tag add", "runs:add_tags", "Add tags to a job.", _JOB, _TAGS),
+    Command("tag remove", "runs:remove_tags", "Remove tags from a job.", _JOB, _TAGS),
+    Command(
         "note",
         "runs:write_note",
         "Write a note about a job; it replaces the one before.",
         _JOB,
         argument("text", "TEXT", 'The note; "" removes the one that is there.'),
     ),
-    command(
+    Command(
         "metrics",
         "metrics:show_metrics",
         "Show a job's figures over its steps; -o csv or parquet exports them.",
         _JOB,
-        option("--names", "A,B", "Only these figures; default: all.", type=names, default=()),
+        argument("--names", "A,B", "Only these figures; default: all.", type=names, default=()),
         switch("--workers", "Also those of each worker and link."),
-        option("--from-step", "N", "The first step.", type=number(int, least=0), default=0),
-        option(
+        argument("--from-step", "N", "The first step.", type=number(int, least=0), default=0),
+        argument(
             "--to-step", "N", "The last step; 0: the newest.", type=number(int, least=0), default=0
         ),
-        option(
+        argument(
             "--points",
             "N",
             "At most so many of each figure; default: 1000.",
             type=number(int, least=1, most=20_000),
             default=1000,
         ),
-        examples=(
-            "metrics digits-1 --names loss,step_s",
-            "metrics digits-1 -o csv > digits-1.csv",
-        ),
+        examples=("metrics digits-1 --names loss,step_s", "metrics digits-1 -o csv > digits-1.csv"),
     ),
-    command(
+    Command(
         "report",
         "metrics:write_report",
         "Write a job's report: curves, rates, where time went, incidents.\n\n"
         "-o (--format) is html, md or json. Without --output the file is JOB.html or JOB.md; JSON"
         " goes to stdout.",
         _JOB,
-        option("--against", "JOB", "Compare it with another job.", named="job", default=""),
-        option("--output", "FILE", "The file; -: stdout.", dest="file", type=Path),
+        argument("--against", "JOB", "Compare it with another job.", named="job"),
+        argument("--output", "FILE", "The file; -: stdout.", dest="file", type=Path, default=None),
         examples=("report digits-2 --against digits-1", "report digits-1 --format md --output -"),
     ),
-    command(
+    Command(
         "profile",
         "profile:profile_job",
         "Record some steps as a trace for Perfetto; say what limits them.",
@@ -326,8 +297,8 @@ COMMANDS: Final = (
         argument(
             "target", "FILE", "The trace; default: ./JOB.trace.json.gz.", nargs="?", type=Path
         ),
-        option("--steps", "N", "Steps to record.", type=int, default=5),
-        option(
+        argument("--steps", "N", "Steps to record.", type=int, default=5),
+        argument(
             "--limit",
             "SECONDS",
             "Record no longer than this.",
@@ -336,7 +307,7 @@ COMMANDS: Final = (
             default=60.0,
         ),
     ),
-    command(
+    Command(
         "checkpoints",
         "checkpoints:list_checkpoints",
         "List checkpoints: step, size, worker, metrics.\n\n"
@@ -351,7 +322,7 @@ COMMANDS: Final = (
             "fetch digits-1@200",
         ),
     ),
-    command(
+    Command(
         "fetch",
         "checkpoints:fetch",
         "Fetch a job's weights as safetensors, with lines that load them.",
@@ -364,7 +335,7 @@ COMMANDS: Final = (
         examples=("fetch digits-1", "fetch digits-1 weights --best accuracy"),
     ),
     # The cluster.
-    command(
+    Command(
         "status",
         "status:show_status",
         "Show jobs, workers, the slowest one, and what a job waits for."
@@ -374,14 +345,14 @@ COMMANDS: Final = (
         switch("--memory", "Also each worker's memory by part."),
         examples=("status -w", "status -o json"),
     ),
-    command(
+    Command(
         "events",
         "status:show_events",
         "List incidents: cause, worker, time to recovery, steps lost."
         "\n\n-o wide has a column for each of them.",
         switch(("-f", "--follow"), "Also print new ones as they come, until Ctrl-C."),
-        option("--job", "JOB", "Only events of this job.", named="job", default=""),
-        option(
+        argument("--job", "JOB", "Only events of this job.", named="job"),
+        argument(
             "--kind",
             "KIND,...",
             "Only events of these kinds; docs/events.md lists them.",
@@ -393,7 +364,7 @@ COMMANDS: Final = (
         _SINCE,
         examples=("events -f", "events --job digits-1 --kind worker_lost,recovered --since 2h"),
     ),
-    command(
+    Command(
         "doctor",
         "doctor:doctor",
         "Examine hosts and links; forecast a job's step time and memory.",
@@ -401,12 +372,12 @@ COMMANDS: Final = (
         switch("--force", "Measure bandwidths even while a job runs."),
         examples=("doctor", "doctor job.toml"),
     ),
-    command(
+    Command(
         "kill-worker",
         "jobs:kill_worker",
         "Send a signal to a worker's process, to test recovery.",
         _WORKER,
-        option(
+        argument(
             "--signal",
             None,
             "The signal to send; default: KILL.",
@@ -415,24 +386,20 @@ COMMANDS: Final = (
             default="KILL",
         ),
     ),
-    command(
+    Command(
         "drain",
         "jobs:drain",
         "Let a worker leave at the next step boundary, losing nothing.",
         _WORKER,
     ),
-    command(
-        "web",
-        "access:open_web",
-        "Print a link to the web page that logs you in once.",
-    ),
-    command(
+    Command("web", "access:open_web", "Print a link to the web page that logs you in once."),
+    Command(
         "install",
         "install:install",
         "Install the daemons as systemd services.\n\nRepeatable; it keeps files that you changed.",
         *_SERVICES,
     ),
-    command(
+    Command(
         "uninstall",
         "install:uninstall",
         "Stop the services and remove what `install` wrote.",
@@ -440,38 +407,38 @@ COMMANDS: Final = (
         switch("--purge", "Also remove settings, credentials, jobs and checkpoints."),
     ),
     # Access.
-    command(
+    Command(
         "join",
         "access:join",
         "Get a credential for dtdctl on this host.",
         argument("text", "TOKEN", "Token printed by `token create`."),
-        option("--name", "NAME", "Name of the credential; default: user and host.", default=""),
+        argument("--name", "NAME", "Name of the credential; default: user and host."),
     ),
-    command(
+    Command(
         "token create",
         "access:create_token",
         "Create a token for hosts or users to join with, shown once.",
-        option(
+        argument(
             "--role",
             "worker|operator|viewer",
             "Role of hosts or users that join with it; default: worker.",
             default="worker",
         ),
-        option(
+        argument(
             "--ttl",
             "24h|never",
             "Time until the token expires; default: 24h.",
             dest="life",
             default="24h",
         ),
-        option(
+        argument(
             "--uses",
             "N",
             "Number of times it can be used; default: 1.",
             type=number(int, least=1, most=256),
             default=1,
         ),
-        option(
+        argument(
             "--name",
             "NAME",
             "Name that can join with it, once; repeatable.",
@@ -482,35 +449,35 @@ COMMANDS: Final = (
         switch("--replace", "Replace the credential of that name; needs --name.", dest="replaces"),
         examples=("token create --uses 8", "token create --role viewer --ttl 2h"),
     ),
-    command("token list", "access:list_tokens", "List all tokens, without their secrets."),
-    command(
+    Command("token list", "access:list_tokens", "List all tokens, without their secrets."),
+    Command(
         "token revoke",
         "access:revoke_token",
         "Revoke a token: nobody can join with it; members remain.",
         argument("token", "ID", "As `token list` shows it."),
     ),
-    command("credentials", "access:list_credentials", "List the credentials that were issued."),
-    command(
+    Command("credentials", "access:list_credentials", "List the credentials that were issued."),
+    Command(
         "revoke",
         "access:revoke",
         "Revoke a credential: its connections end, its workers leave.",
         argument("name", "NAME|SERIAL", "As `credentials` shows it."),
     ),
-    command(
+    Command(
         "audit",
         "access:show_audit",
         "List the changes: when, by whom, from where, with which result.",
         _SINCE,
-        option("--who", "NAME|SERIAL", "Only requests by this caller.", default=""),
-        option("--what", "WORD", 'Only requests such as "cancel".', default=""),
+        argument("--who", "NAME|SERIAL", "Only requests by this caller."),
+        argument("--what", "WORD", 'Only requests such as "cancel".'),
     ),
-    command(
+    Command(
         "authority show",
         "access:show_authority",
         "Show the authority's fingerprint and when it expires.",
     ),
     # Models.
-    command(
+    Command(
         "models register",
         "models:register",
         "Register a job's checkpoint as the next version of a model.",
@@ -523,16 +490,16 @@ COMMANDS: Final = (
         argument("name", "NAME", "The model; new or known."),
         _BEST,
         _MODE,
-        option(
+        argument(
             "--copies",
             "N",
             "Number of workers that keep it; default: 2.",
             type=number(int, least=1, most=16),
             default=2,
         ),
-        option("--card", "FILE.md", "Text for its model card.", type=Path),
-        option("--export", "DIR", "Also write it to DIR/NAME/vN.", type=Path),
-        option(
+        argument("--card", "FILE.md", "Text for its model card.", type=Path, default=None),
+        argument("--export", "DIR", "Also write it to DIR/NAME/vN.", type=Path, default=None),
+        argument(
             "--timeout",
             "S",
             "Seconds to wait for a copy; default: 120.",
@@ -542,15 +509,15 @@ COMMANDS: Final = (
         ),
         examples=("models register digits-1 digits --best accuracy",),
     ),
-    command("models list", "models:list_models", "List all versions of all models."),
-    command(
+    Command("models list", "models:list_models", "List all versions of all models."),
+    Command(
         "models show",
         "models:show_model",
         "Show a version: files, metrics, job, copies; or its model card.",
         _VERSION,
         switch("--card", "Print its model card, as Markdown."),
     ),
-    command(
+    Command(
         "models alias",
         "models:set_alias",
         "Point an alias at a version of a model.",
@@ -558,27 +525,27 @@ COMMANDS: Final = (
         argument("version", "VERSION", "A number; 0 removes the alias.", type=number(int, least=0)),
         examples=("models alias digits@production 3",),
     ),
-    command(
+    Command(
         "models card",
         "models:write_card",
         "Replace the text of a version's model card; its record stays.",
         _VERSION,
         argument("file", "FILE.md", "The text; - reads it from stdin.", type=Path),
     ),
-    command(
+    Command(
         "models fetch",
         "models:fetch",
         "Fetch a version, check its digest, and show how to load it.",
         _VERSION,
         argument("directory", "DIR", "Destination; default: ./NAME-vN.", nargs="?", type=Path),
     ),
-    command(
+    Command(
         "models copy",
         "models:copy",
         "Replace the copies that failed or are on disconnected workers.",
         _VERSIONS,
     ),
-    command(
+    Command(
         "models delete",
         "models:delete",
         "Delete a version, or a model with all of its versions.",
@@ -586,12 +553,12 @@ COMMANDS: Final = (
         _YES,
     ),
     # Sweeps.
-    command(
+    Command(
         "sweep begin",
         "sweeps:begin_sweep",
         "Check a sweep and begin it; the coordinator carries it out.",
         argument("path", "SWEEP.toml", "The sweep.", type=Path),
-        option(
+        argument(
             "--ship",
             None,
             "Send the task's own package along.",
@@ -600,14 +567,14 @@ COMMANDS: Final = (
             default=True,
         ),
     ),
-    command(
+    Command(
         "sweep status",
         "sweeps:show_sweep",
         "Show a sweep: its trials, the best one, settings that matter.",
         _SWEEP,
     ),
-    command("sweep list", "sweeps:list_sweeps", "List the sweeps, the newest first."),
-    command(
+    Command("sweep list", "sweeps:list_sweeps", "List the sweeps, the newest first."),
+    Command(
         "sweep cancel", "sweeps:cancel_sweep", "Cancel a sweep and the jobs of its trials.", _SWEEP
     ),
 )

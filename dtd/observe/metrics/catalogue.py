@@ -114,12 +114,7 @@ METRICS: Final = (
         BOTH,
         "The part of that time during which training waited.",
     ),
-    _metric(
-        "dtd_worker_optimizer_seconds",
-        "worker",
-        BOTH,
-        "Time of the optimizer in a step.",
-    ),
+    _metric("dtd_worker_optimizer_seconds", "worker", BOTH, "Time of the optimizer in a step."),
     _metric(
         "dtd_worker_own_seconds",
         "worker",

@@ -21,6 +21,8 @@ DISK_WARN_BYTES: Final = 2 << 30
 DISK_FAIL_BYTES: Final = 256 << 20
 ROUND_TRIPS_IN_TIMEOUT: Final = 20
 SLOW_LINK_SHARE: Final = 0.25
+FASTER_ADDRESS: Final = 1.5
+"""An address is worth naming if it carries so many times what the one in use does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,4 +177,21 @@ def check_links(links: Sequence[Values]) -> Iterator[Finding]:
             check="links",
             state="ok",
             message=f"every link carries {figures.bandwidth(least)} or more",
+        )
+
+
+def check_addresses(links: Sequence[Values]) -> Iterator[Finding]:
+    """No worker has an address that carries much more than the one at which it is called."""
+    for link in links:
+        rates = link.get("others") or {}
+        best = max(rates, key=lambda host: rates[host], default="")
+        if not best or rates[best] < FASTER_ADDRESS * link["bytes_per_s"]:
+            continue
+        yield Finding(
+            check="links",
+            state="warn",
+            message=f"{link['to']} calls {link['from']} at {link['host']}, which carries"
+            f" {figures.bandwidth(link['bytes_per_s'])}; {best} carries"
+            f" {figures.bandwidth(rates[best])}",
+            remedy=f'advertise = "{best}" in the worker.toml of {link["from"]} (or --advertise)',
         )

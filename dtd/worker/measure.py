@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +49,8 @@ log = structlog.get_logger()
 
 ROUND_TRIPS: Final = 20
 LINK_TIMEOUT_S: Final = 3.0
+OTHER_TIMEOUT_S: Final = 1.0
+"""For addresses of which one is used already, so that seven dead ends end in time."""
 TRANSFER_S: Final = 0.5
 TRANSFER_BYTES: Final = 32 * 1024 * 1024
 LEAST_RANGE_BYTES: Final = 64 * 1024
@@ -114,9 +116,9 @@ def host_figures(config: WorkerConfig) -> dict[str, Any]:
 
 
 def _open_link(
-    message: m.Measure | m.Probe, by: str, timeout_s: float
+    message: m.Measure | m.Probe, to: Sequence[Address], by: str, timeout_s: float
 ) -> tuple[BlockingLink, Address]:
-    """Call the data port of the worker that `message` names; what it sends is thrown away."""
+    """Call the worker that `message` names at one of these addresses; what it sends is dropped."""
     scratch = memoryview(bytearray(MOST_RANGE_BYTES))
 
     def open_at(address: Address, connect: Connect) -> BlockingLink:
@@ -135,12 +137,12 @@ def _open_link(
             peer_name=message.name,
         )
 
-    return first_link(addresses(message), open_at, connect_tcp)
+    return first_link(to, open_at, connect_tcp)
 
 
 def _link_figures(message: m.Measure, by: str) -> dict[str, Any]:
     """Figures of the direction from the other worker to this one; runs in a thread."""
-    link, address = _open_link(message, by, LINK_TIMEOUT_S)
+    link, address = _open_link(message, addresses(message), by, LINK_TIMEOUT_S)
     with contextlib.closing(link):
         open_resource(link, PROBE_SCOPE, timeout_s=LINK_TIMEOUT_S)
         figures = {
@@ -148,9 +150,26 @@ def _link_figures(message: m.Measure, by: str) -> dict[str, Any]:
             "rtt_s": _round_trip_s(link),
             "same_host": link.is_same_host,
         }
-        if message.what == "bandwidth":
-            figures["bytes_per_s"] = _bytes_per_s(link)
-        return figures
+        if message.what == "latency":
+            return figures
+        figures["bytes_per_s"] = _bytes_per_s(link)
+    if not figures["same_host"]:
+        figures["others"] = _other_rates(message, address, by)
+    return figures
+
+
+def _other_rates(message: m.Measure, used: Address, by: str) -> dict[str, float]:
+    """Rates of the peer's other addresses, in bytes a second, by host; dead ends are left out."""
+    rates = {}
+    for one in addresses(message):
+        if one == used:
+            continue
+        with contextlib.suppress(OSError, DtdError):
+            link, _ = _open_link(message, [one], by, OTHER_TIMEOUT_S)
+            with contextlib.closing(link):
+                open_resource(link, PROBE_SCOPE, timeout_s=OTHER_TIMEOUT_S)
+                rates[one.host] = _bytes_per_s(link)
+    return rates
 
 
 def _round_trip_s(link: BlockingLink) -> float:
@@ -410,7 +429,7 @@ def probe(message: m.Probe, *, by: str, timeout_s: float) -> m.Probed:
     """
     greeted, reason = False, ""
     try:
-        link, _ = _open_link(message, by, timeout_s)
+        link, _ = _open_link(message, addresses(message), by, timeout_s)
         with contextlib.closing(link):
             greeted = True
             _fetch_zeros(link, timeout_s)

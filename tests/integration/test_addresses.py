@@ -83,6 +83,19 @@ def test_doctor_is_told_the_address_that_answers(
     assert figures["host"] == FABRIC[sender]
 
 
+def test_doctor_measures_all_addresses_that_answer(cluster: NetworkedCluster) -> None:
+    network, (receiver, sender) = cluster.network, WORKERS
+    assert isinstance(network, ThreeInterfaces)
+    for one in (WORKERS, WORKERS[::-1]):
+        network.restore(*one)
+    figures = cluster.request(m.Examine(what="bandwidth", worker=receiver, peer=sender, spec={}))
+    for one in (WORKERS, WORKERS[::-1]):
+        network.cut(*one)
+    rates = {figures["host"]: figures["bytes_per_s"], **figures["others"]}
+    assert set(rates) == {FABRIC[sender], network.ethernet.ip(sender)}
+    assert all(rates.values())
+
+
 @pytest.mark.parametrize("transport", ["ring", "gloo"])
 def test_a_job_trains_to_its_end(cluster: NetworkedCluster, transport: str) -> None:
     text = JOB + f'[sync]\ntransport = "{transport}"\n'

@@ -110,6 +110,7 @@ def _examine(settings: Settings, job: _Job | None, *, force: bool) -> Report:
         *checks.check_timeouts(coordinator, hosts, links),
         *checks.check_ports(unreached, len(links)),
         *checks.check_links(links),
+        *checks.check_addresses(links),
         *_crowd(names, status["job"], bandwidths=bandwidths),
     ]
     report = _report(found, hosts=hosts, links=links)

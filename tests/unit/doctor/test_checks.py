@@ -64,6 +64,20 @@ def test_disks(free, state):
     assert states(checks.check_disks(coordinator(), {"a": host()})) == ["ok"]
 
 
+def test_a_faster_address_is_named():
+    used = link("nas", "desk") | {"host": "192.168.1.4"}
+    ways = {"10.0.0.4": 1.2e9, "fd00::4": 1.1e8}
+    found = only(checks.check_addresses([used | {"others": ways}]))
+    assert found.state == "warn"
+    assert found.message == (
+        "desk calls nas at 192.168.1.4, which carries 800 Mbit/s; 10.0.0.4 carries 9.6 Gbit/s"
+    )
+    assert found.remedy.startswith('advertise = "10.0.0.4" in the worker.toml of nas')
+    beside = link("nas", "desk", bytes_per_s=None) | {"host": "192.168.1.4"}
+    alike = used | {"others": {"fd00::4": 1.1e8}}
+    assert states(checks.check_addresses([used, beside, alike, used | {"others": {}}])) == []
+
+
 def test_a_slow_link_is_named():
     links = [link("a", "b"), link("b", "a"), link("a", "c", bytes_per_s=1e7)]
     found = only(checks.check_links(links))

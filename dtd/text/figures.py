@@ -115,32 +115,6 @@ def is_logarithmic(values: Sequence[float]) -> bool:
     return bool(values) and min(values) > 0 and max(values) >= _LOGARITHMIC_FROM * min(values)
 
 
-def curve(points: Sequence[Sequence[float]], *, width: int, height: int) -> list[str]:
-    """[step, value] points as `height` lines of `width` characters, the highest first.
-
-    Steps are spread evenly; what falls into one column is averaged, a column without points repeats
-    the one before it.  Values that are not finite are left out.  The axis is logarithmic where
-    `is_logarithmic` says so.
-    """
-    finite = [p for p in points if math.isfinite(p[1])]
-    columns = _columns(finite, width)
-    if is_logarithmic([value for _, value in finite]):
-        columns = [None if value is None else math.log(value) for value in columns]
-    known = [value for value in columns if value is not None]
-    if not known:
-        return [" " * width] * height
-    low, high = min(known), max(known)
-    span = high - low or 1.0
-    heights = [
-        0 if value is None else 1 + round((value - low) / span * (height * _FULL - 1))
-        for value in columns
-    ]
-    return [
-        "".join(_EIGHTHS[min(_FULL, max(0, level - row * _FULL))] for level in heights)
-        for row in reversed(range(height))
-    ]
-
-
 def sparklines(curves: Sequence[Sequence[Sequence[float]]], *, width: int) -> list[str]:
     """Several curves of [step, value] points as one line each, on the same axes.
 
@@ -173,23 +147,6 @@ def _sparkline(
             before = _EIGHTHS[1 + round((sum(group) / len(group) - low) / span * (_FULL - 1))]
         line += before if any(groups[index:]) else " "
     return line
-
-
-def _columns(points: Sequence[Sequence[float]], width: int) -> list[float | None]:
-    """Mean value of each column."""
-    columns: list[float | None] = [None] * width
-    if not points:
-        return columns
-    first, last = points[0][0], points[-1][0]
-    steps = max(1.0, last - first)
-    groups: list[list[float]] = [[] for _ in range(width)]
-    for step, value in points:
-        groups[min(width - 1, int((step - first) / steps * width))].append(value)
-    before: float | None = None
-    for index, group in enumerate(groups):
-        before = sum(group) / len(group) if group else before
-        columns[index] = before
-    return columns
 
 
 def shares(parts: Sequence[float], *, whole: float, width: int) -> list[int]:

@@ -28,7 +28,7 @@ from dtd.errors import CoordinatorUnreachable, RequestRefused, UsageError
 from dtd.net.clients.control_client import ControlClient
 from dtd.observe.step_parts import STEP_PARTS
 from dtd.text import figures
-from dtd.text.figures import curve, is_logarithmic, progress_bar, shares
+from dtd.text.figures import is_logarithmic, progress_bar, shares, sparklines
 from dtd.text.shown import one_line
 from dtd.wire import messages as m
 
@@ -134,11 +134,6 @@ def _show(watcher: Watcher, scene: Scene) -> None:
             scene = watcher.look()
 
 
-CURVE_ROWS: Final = 6
-LEAST_CURVE_ROWS: Final = 2
-CURVE_FRAME: Final = 2
-"""Lines of the curve that are none of its rows: its heading, and the one below it."""
-LABEL_WIDTH: Final = 9
 MOST_WORKERS: Final = 16
 MOST_LINKS: Final = 8
 LEAST_EVENTS: Final = 3
@@ -153,14 +148,14 @@ def view(scene: Scene, *, width: int, height: int) -> Text:
     Events are always visible: on a small screen the links are dropped first, then the curve, then
     workers.
     """
-    head, diagnostics, links = [*_head(scene, width)], [*_troubles(scene)], [*_links(scene.figures)]
+    head, diagnostics = [*_head(scene, width)], [*_troubles(scene)]
     spare = height - len(head) - len(diagnostics) - 1 - min(LEAST_EVENTS, len(scene.events))
     workers = _workers(scene, width, most=min(MOST_WORKERS, max(2, spare - WORKERS_FRAME)))
     spare -= len(workers)
-    rows = min(CURVE_ROWS, spare - CURVE_FRAME)
-    drawn = [*_curve(scene, width, rows=rows)] if rows >= LEAST_CURVE_ROWS else []
-    spare -= len(drawn)
-    lines = [*head, *drawn, *workers, *(links if len(links) <= spare else ()), *diagnostics]
+    loss, links = [*_loss_curve(scene, width)], [*_links(scene.figures)]
+    loss = loss if len(loss) <= spare else []
+    links = links if len(loss) + len(links) <= spare else []
+    lines = [*head, *loss, *workers, *links, *diagnostics]
     room = max(LEAST_EVENTS, height - len(lines) - 1)
     lines += _events(scene.events[-room:])
     for line in lines:
@@ -233,17 +228,13 @@ def eta_s(status: Values) -> float | None:
     return float(step_s * (job["total_steps"] - job["step"]))
 
 
-def _curve(scene: Scene, width: int, *, rows: int) -> Iterator[Text]:
+def _loss_curve(scene: Scene, width: int) -> Iterator[Text]:
     finite = [value for _, value in scene.loss if math.isfinite(value)]
-    if len(finite) < 2:
-        return
-    drawn = curve(scene.loss, width=width - LABEL_WIDTH, height=rows)
-    labels = [""] * rows
-    labels[0], labels[-1] = figures.number(max(finite)), figures.number(min(finite))
-    yield _heading("LOSS (logarithmic)" if is_logarithmic(finite) else "LOSS")
-    for label, row in zip(labels, drawn, strict=True):
-        yield _line(f"{label:>{LABEL_WIDTH - 1}} ", (row, "cyan"))
-    yield _line("")
+    if len(finite) > 1:
+        ends = f"{figures.number(min(finite))} to {figures.number(max(finite))}"
+        yield _heading(f"LOSS  {ends}{' (logarithmic)' if is_logarithmic(finite) else ''}")
+        yield _line((sparklines([scene.loss], width=width)[0], "cyan"))
+        yield _line("")
 
 
 # --- workers and links -------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Every line has `ts` (UTC with milliseconds), `level` and `event`, a constant name in snake_case;
 what varies stands in fields of its own, and `job`, `generation`, `rank` and `step` are bound once
-where they are known: `log = get_logger(job=...).bind(rank=...)`.  Lines are rendered by the
+where they are known: `log.bind(rank=...)`.  Lines are rendered by the
 caller's thread and written whole under a lock, so any thread may log.
 
 Where the stream is the journal, a line begins with its priority (`<6>`, sd-daemon(3)), which the
@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO, cast
 
 import structlog
-from structlog.typing import FilteringBoundLogger, Processor
+from structlog.typing import Processor
 
 from dtd.text.shown import indented, quoted
 
@@ -128,11 +128,6 @@ def configure_logging(
     heard.handlers = [_handler(target, shared, render)]
     heard.setLevel(max(_LEVELS[level], logging.WARNING))
     heard.propagate = False
-
-
-def get_logger(**context: Any) -> FilteringBoundLogger:
-    """A logger with the given fields on each of its lines."""
-    return cast("FilteringBoundLogger", structlog.get_logger(**context))
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:

@@ -225,12 +225,13 @@ def test_what_others_print_is_not_in_a_workers_log(tmp_path):
     """Libraries and child processes know descriptor 1 only; after a job it is stdout again."""
     script = (
         "import os, subprocess, sys\n"
-        "from dtd.logs import configure_logging, get_logger\n"
+        "import structlog\n"
+        "from dtd.logs import configure_logging\n"
         "from dtd.host.streams import hand_over_streams, own_streams\n"
         "streams = own_streams()\n"
         "configure_logging('json', streams[0])\n"
         "subprocess.run(['echo', 'a library'], check=True)\n"
-        "get_logger().info('hello')\n"
+        "structlog.get_logger().info('hello')\n"
         "hand_over_streams(*streams)\n"
         "os.execv('/bin/echo', ['echo', 'next'])\n"
     )

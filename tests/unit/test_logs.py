@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
-from dtd.logs import REDACTED, LogLevel, configure_logging, get_logger
+from dtd.logs import REDACTED, LogLevel, configure_logging
 
 
 class Terminal(io.StringIO):
@@ -52,7 +52,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
 
 
 def test_a_line_is_one_json_object_with_what_was_bound(stream: io.StringIO) -> None:
-    log = get_logger(job="j-1", generation=3).bind(rank=2)
+    log = structlog.get_logger(job="j-1", generation=3).bind(rank=2)
     log.info("step_committed", step=7)
     (line,) = lines(stream)
     moment = line.pop("ts")
@@ -74,7 +74,7 @@ def test_an_exception_is_one_line_with_its_traceback(stream: io.StringIO) -> Non
     try:
         raise RuntimeError("boom\nover two lines")
     except RuntimeError:
-        get_logger().exception("task_failed")
+        structlog.get_logger().exception("task_failed")
     (line,) = lines(stream)
     assert line["level"] == "error"
     assert line["exception"].startswith("Traceback (most recent call last):\n")
@@ -90,8 +90,10 @@ def test_others_texts_are_values_on_a_console(
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     configure_logging("console", stream)
-    get_logger().info("job_output", line=HOSTILE, more=[HOSTILE], n=1, host="w-1", none=None)
-    get_logger().info("job_output", line="two words")
+    structlog.get_logger().info(
+        "job_output", line=HOSTILE, more=[HOSTILE], n=1, host="w-1", none=None
+    )
+    structlog.get_logger().info("job_output", line="two words")
     first, second = stream.getvalue().splitlines()
     assert first.isprintable()
     assert "\\u001b[2J\\u009b2J\\u202e\\u2028\\r\\n" in first
@@ -107,7 +109,7 @@ def test_a_traceback_on_a_console_cannot_pass_for_lines_of_ours() -> None:
     try:
         raise RuntimeError(HOSTILE)
     except RuntimeError:
-        get_logger().exception("task_failed")
+        structlog.get_logger().exception("task_failed")
     first, *rest = file.getvalue().splitlines()
     assert "task_failed" in first
     assert rest
@@ -128,7 +130,7 @@ def test_a_traceback_on_a_console_cannot_pass_for_lines_of_ours() -> None:
 def test_nothing_below_the_level_is_written(level: LogLevel, written: list[str]) -> None:
     stream = io.StringIO()
     configure_logging("json", stream, level)
-    log = get_logger()
+    log = structlog.get_logger()
     for name in ("debug", "info", "warning", "error"):
         getattr(log, name)(f"at_{name}")
     logging.getLogger("asyncio").warning("a library")
@@ -141,12 +143,12 @@ def test_nothing_below_the_level_is_written(level: LogLevel, written: list[str])
 def test_a_stream_that_fails_does_not_fail_its_caller() -> None:
     broken, closed = Broken(), io.StringIO()
     configure_logging("json", broken)
-    get_logger().error("unheard")
+    structlog.get_logger().error("unheard")
     assert broken.getvalue() == ""
     configure_logging("json", closed)
-    get_logger().info("heard")
+    structlog.get_logger().info("heard")
     closed.close()
-    get_logger().info("unheard")
+    structlog.get_logger().info("unheard")
     logging.getLogger("library").error("unheard")
 
 
@@ -161,7 +163,9 @@ PEM = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMG\n-----END PRIVATE KEY-----"
     ["secret", "token", "key", "ticket", "password", "data_key", "token_secret", "TICKET_KEY"],
 )
 def test_a_field_named_like_a_secret_is_blanked(stream: io.StringIO, name: str) -> None:
-    get_logger().info("hello", **{name: "hunter2"}, around={"deep": [{name: b"hunter2"}], "n": 1})
+    structlog.get_logger().info(
+        "hello", **{name: "hunter2"}, around={"deep": [{name: b"hunter2"}], "n": 1}
+    )
     (line,) = lines(stream)
     assert line[name] == REDACTED
     assert line["around"] == {"deep": [{name: REDACTED}], "n": 1}
@@ -173,7 +177,7 @@ def test_secrets_are_blanked_within_texts(stream: io.StringIO, text: str) -> Non
     try:
         raise RuntimeError(f"no good: {text}")
     except RuntimeError:
-        get_logger().exception("failed", error=f"no good: {text}", parts=(text, 1))
+        structlog.get_logger().exception("failed", error=f"no good: {text}", parts=(text, 1))
     logging.getLogger("library").error("said %s", text)
     first, second = lines(stream)
     assert first["error"] == f"no good: {REDACTED}"

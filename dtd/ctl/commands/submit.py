@@ -113,7 +113,8 @@ def submit(
     if path is None:
         answer = _submit_like(settings, like, overrides, origin, ships=not no_ship)
     else:
-        answer = _submit_file(settings, path, overrides, origin, ships=not no_ship)
+        spec = load_job(path, overrides)
+        answer = _submit(settings, spec, path, origin, ships=not no_ship)
     return _submitted(settings, answer, wait_for_end=wait_for_end)
 
 
@@ -169,12 +170,6 @@ def run_script(
     spec = overridden(given, overrides, source=script)
     answer = _submit(settings, spec, path, Origin(), ships=True)
     return _submitted(settings, answer, wait_for_end=wait_for_end)
-
-
-def _submit_file(
-    settings: Settings, path: Path, overrides: Sequence[str], origin: Origin, *, ships: bool
-) -> Answer:
-    return _submit(settings, load_job(path, overrides), path, origin, ships=ships)
 
 
 def _submit(

@@ -10,7 +10,6 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from dtd.address import Address
@@ -19,31 +18,17 @@ from dtd.observe.metrics.catalogue import Sample
 from dtd.observe.metrics.endpoint import Context, Exposition
 from dtd.wire import messages as m
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFigures:
-    """The GPU as one process sees it.
-
-    Attributes:
-        use: share of the last while in which the GPU worked, 0 to 1; negative when unknown.
-        memory_bytes: memory that torch holds for this process.
-    """
-
-    use: float = -1.0
-    memory_bytes: int = 0
+NO_GPU: Final = (-1.0, 0)
 
 
-NO_GPU = GpuFigures()
-
-
-def gpu_figures(device: str) -> GpuFigures:
-    """The figures of a device, "cpu" or "cuda:N"."""
+def gpu_figures(device: str) -> tuple[float, int]:
+    """The share of time in which "cuda:N" worked, negative if unknown; bytes that torch holds."""
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     initialized = getattr(cuda, "is_initialized", None)  # absent while torch is being imported
     if not device.startswith("cuda:") or initialized is None or not initialized():
         return NO_GPU
     index = int(device.partition(":")[2])
-    return GpuFigures(use=_use(cuda, index), memory_bytes=int(cuda.memory_reserved(index)))
+    return _use(cuda, index), int(cuda.memory_reserved(index))
 
 
 def _use(cuda: Any, index: int) -> float:
@@ -80,11 +65,8 @@ class WorkerMetrics:
 
     def heartbeat_fields(self) -> dict[str, Any]:
         """Return the heartbeat's fields about the process."""
-        return {
-            "cpu_s": time.process_time(),
-            "gpu_use": self._gpu.use,
-            "gpu_memory_bytes": self._gpu.memory_bytes,
-        }
+        use, memory_bytes = self._gpu
+        return {"cpu_s": time.process_time(), "gpu_use": use, "gpu_memory_bytes": memory_bytes}
 
     def publish(self, beat: m.Heartbeat, roster: Sequence[m.Member]) -> None:
         """Publish the figures of a heartbeat; the roster is empty when the worker is in no ring."""

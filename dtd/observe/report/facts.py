@@ -6,7 +6,6 @@ divided by the time of their steps, without evaluations, checkpoints and recover
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -223,7 +222,8 @@ def _worlds(curves: Mapping[str, Curve], sizes: Mapping[int, int]) -> list[World
         for point in curves.get("generation", ())
         if point.least == point.greatest
     }
-    found = []
+    found: list[World] = []
+    first = 0.0  # rows a second of each of the fewest workers
     for workers in sorted(set(sizes.values())):
         here = {at for at, number in generation_at.items() if sizes.get(number) == workers}
 
@@ -233,27 +233,19 @@ def _worlds(curves: Mapping[str, Curve], sizes: Mapping[int, int]) -> list[World
         rows, step_s = mean("rows"), mean("step_s")
         if rows is None or not step_s:
             continue
+        first = first or rows / step_s / workers
         counted = [point.values for point in curves.get("step_s", ()) if point.begin in here]
         found.append(
             World(
                 workers=workers,
                 steps=sum(counted),
                 rows_per_s=rows / step_s,
+                efficiency=rows / step_s / workers / first,
                 step_s=step_s,
                 exposed_s=mean("exposed_s"),
             )
         )
-    return with_efficiency(found)
-
-
-def with_efficiency(worlds: Sequence[World]) -> list[World]:
-    """Rates of each worker compared with the first of these worlds, which has the fewest."""
-    if not worlds:
-        return []
-    first = worlds[0].rows_per_s / worlds[0].workers
-    return [
-        dataclasses.replace(one, efficiency=one.rows_per_s / one.workers / first) for one in worlds
-    ]
+    return found
 
 
 def _mean(points: Iterable[Point]) -> float | None:

@@ -116,7 +116,6 @@ def _awaited(command: Command, words: Sequence[str]) -> Argument | None:
 
 
 def _known(one: Argument | None, values: dict[str, str], typed: str) -> list[str]:
-    """Known values of an argument that begin like this."""
     if one is None:
         return []
     if one.named == "kind":

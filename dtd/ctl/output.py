@@ -102,7 +102,6 @@ def _folded(widths: list[int]) -> list[int]:
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], styles: Sequence[str | None]) -> list[str]:
-    """The lines of one row."""
     parts = [_wrapped(cell, width) for cell, width in zip(cells, widths, strict=True)]
     return [_line(line, widths, styles) for line in zip_longest(*parts, fillvalue="")]
 

@@ -228,7 +228,6 @@ def _exposed(
 
 
 def _gathered(what: Exchanged, ring: Ring, world_size: int) -> TransferEstimate:
-    """Follow the parameters that are gathered for a step."""
     coded = what.parameters or Coded.plain(())
     return estimate_transfer([0.0] * len(coded.decode_s), coded, ring, world_size)
 

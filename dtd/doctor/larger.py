@@ -159,7 +159,6 @@ class Repeated:
 
 
 def _most_rows(rows: int, world_size: int) -> int:
-    """Rows of the worker that has most."""
     return -(-rows // world_size)
 
 

@@ -241,7 +241,6 @@ def _whole(coded: Coded, ring: Ring, world_size: int) -> frozenset[int]:
 
 
 def _star_wire(one: Exchange, star: Star, world_size: int) -> Wire:
-    """Return the time over the servers."""
     if one.gathers:
         moved_s = one.size_bytes / star.down_bytes_per_s
     else:
@@ -265,7 +264,6 @@ def _wire(one: Exchange, ring: Ring, world_size: int, *, whole: bool) -> Wire:
 
 
 def _last_s(ready_s: Sequence[float], coded: Coded, wires: Sequence[Wire]) -> float:
-    """Return when the last bucket is read."""
     stages: list[list[int]] = [[] for _ in ready_s]
     for position, one in enumerate(coded.exchanges):
         stages[one.bucket].append(position)

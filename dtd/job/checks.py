@@ -67,7 +67,6 @@ def _without_effect(spec: JobSpec, name: str) -> Iterator[Conflict]:
 
 
 def _sparse(spec: JobSpec) -> Iterator[Conflict]:
-    """Check settings that conflict with a codec that sends few gradients of many."""
     codec, optimizer, local_from = ("strategy", "codec"), spec.optimizer, spec.strategy.local_from
     if spec.strategy.codec in SPARSE and spec.train.clip_norm > 0 and local_from != 0:
         yield Conflict(
@@ -230,7 +229,6 @@ def _owned_updates(spec: JobSpec) -> Iterator[Conflict]:
 
 
 def _local_steps(spec: JobSpec) -> Iterator[Conflict]:
-    """Check the settings of strategies with local steps."""
     strategy, name = spec.strategy, ("strategy", "name")
     if strategy.local_from is None:
         return
@@ -277,7 +275,6 @@ def _fragments(strategy: StrategyTable) -> Iterator[Conflict]:
 
 
 def _sharded(spec: JobSpec) -> Iterator[Conflict]:
-    """Check the settings of a state that is divided among the workers."""
     strategy, name = spec.strategy, ("strategy", "name")
     if not strategy.sharded:
         return

@@ -212,7 +212,6 @@ def _range(
 def _drawn(
     store: MetricsStore, wanted: _Wanted, begin: int, end: int, points: int
 ) -> Iterator[list[Point]]:
-    """The points of each column."""
     begin = max(begin, _first_row(wanted.track))
     buckets = _buckets(store, wanted.track, begin, end, level_for(begin, end, points))
     slots = slots_of(((level, number) for level, number, _data in buckets), begin, end, points)

@@ -121,7 +121,6 @@ class MetricsStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Cursor]:
-        """A transaction: all of it or nothing."""
         connection = self._connection()
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -244,8 +243,6 @@ def damage_told() -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Stored:
-    """A row of the table of tracks."""
-
     number: int
     kind: Kind
     columns: tuple[str, ...] = ()

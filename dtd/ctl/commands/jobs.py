@@ -62,7 +62,6 @@ def wait(settings: Settings, job: str, *, timeout_s: float = math.inf) -> int:
 
 
 def _say_it_goes_on(job: str) -> None:
-    """Say that a job continues although this command no longer waits for it."""
     output.say(f"job {job} continues without this command")
     output.say(f"  follow it:  dtdctl wait {job}   or   dtdctl status --watch")
     output.say(f"  stop it:    dtdctl cancel {job}")

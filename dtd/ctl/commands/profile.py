@@ -98,7 +98,6 @@ def _fetch_all(settings: Settings, answer: Answer, missing: dict[str, str]) -> l
 
 
 def _fetch(one: Values, file: str, scratch: Path, connect: Connect) -> WorkerTrace:
-    """Fetch one worker's file."""
     if not one["alive"]:
         raise HolderUnreachable("it is not connected any more")
     resource, name = f"profile/{file}", f"{file}.json.gz"
@@ -128,7 +127,6 @@ def _read(path: Path, name: str) -> Any:
 
 
 def _write(path: Path, traces: Sequence[WorkerTrace]) -> None:
-    """Write the trace, event by event."""
     fresh = path.with_name(f".{path.name}.part")
     opened: Any = gzip.open if path.suffix == ".gz" else open
     try:
@@ -186,7 +184,6 @@ def _report(
 
 
 def _says(found: Verdict | None) -> str:
-    """Describe what limits the step, in one sentence."""
     if found is None:
         return "no step was recorded as a whole by all workers: record more steps, or for longer"
     if not found.limit:

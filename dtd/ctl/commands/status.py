@@ -95,7 +95,6 @@ def status_lines(status: Status, *, wide: bool = False) -> list[str]:
 
 
 def _diagnostic_lines(diagnostics: Sequence[Status]) -> list[str]:
-    """Describe each trouble, its duration and its remedy."""
     lines = ["", "troubles"] if diagnostics else []
     for one in diagnostics:
         lines.append(f"  {figures.duration(one['since_s'])}  {one['message']}")
@@ -133,7 +132,6 @@ def _straggler_lines(job: Status) -> list[str]:
 
 
 def _last_job_lines(job: Status | None) -> list[str]:
-    """Describe the last job's end, its reason, and the commands that show more."""
     if job is None:
         return []
     state = output.paint(job["state"], output.STATE_STYLES.get(job["state"]))
@@ -193,7 +191,6 @@ def _worker_lines(workers: Sequence[Status], *, wide: bool) -> list[str]:
 
 
 def _stalled(worker: Status) -> str:
-    """Describe where a worker's training has stalled, and the limit for that."""
     stalled_s = worker.get("stalled_s", 0.0)
     if stalled_s < STALLED_S:
         return ""

@@ -89,7 +89,6 @@ def cancel_sweep(settings: Settings, sweep: str) -> None:
 
 
 def _lines(sweep: Mapping[str, Any]) -> list[str]:
-    """A sweep as text."""
     head = f"{sweep['id']}  {sweep['state']}  {sweep['method']} over {sweep['job']}"
     head += f"  trials {sweep['begun']}/{sweep['planned']}  {sweep['direction']} {sweep['metric']}"
     lines = [head, *([sweep["reason"]] if sweep["reason"] else [])]

@@ -113,7 +113,6 @@ class Watcher:
 
 
 def _loss(client: ControlClient, job: Values | None) -> list[list[float]]:
-    """The curve of the job that is shown."""
     if job is None:
         return []
     request = m.GetMetrics(job=job["id"], names=("loss",), points=MOST_POINTS)

@@ -192,7 +192,6 @@ def _curve(line: Line, x: _Axis, y: _Axis) -> dict[str, Any]:
 
 
 def _legend(entries: Sequence[tuple[str, str]], y: float) -> list[tuple[float, float, str, str]]:
-    """Names with their styles, side by side."""
     widths = [34 + _CHARACTER * len(name) for name, _ in entries]
     places = itertools.accumulate(widths, initial=float(_LEFT))
     return [(x, y, *entry) for x, entry in zip(places, entries, strict=False)]

@@ -129,7 +129,6 @@ class MlflowSink:
         return self._experiment_id
 
     def _found(self, identity: str) -> Any:
-        """The run of a job, if there is one."""
         runs = self._client.search_runs(
             [self._experiment_here()], f"tags.`{IDENTITY_TAG}` = '{identity}'", max_results=1
         )

@@ -85,7 +85,6 @@ class Feed:
             await asyncio.sleep(min(pause_s, RESTART_AT_MOST_AFTER_S))
 
     async def _serve(self) -> None:
-        """Run one process to its end."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "dtd.observe.sinks.process"),
             stdin=asyncio.subprocess.PIPE,

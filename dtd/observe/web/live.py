@@ -175,5 +175,4 @@ class Live:
 
 
 def _event(topic: str, value: Any) -> bytes:
-    """A server-sent event."""
     return b"event: %b\ndata: %b\n\n" % (topic.encode(), dumped(rounded(safe(value))))

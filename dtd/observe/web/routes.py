@@ -224,7 +224,6 @@ class Routes:
         return await _json_answer({"lines": found, "next": after, "at_end": at_end})
 
     async def _report(self, request: web.Request, session: Session) -> web.StreamResponse:
-        """Send the report as a file to download."""
         records = await records_of(
             functools.partial(self._backend.ask, caller(session, request)), _job(request)
         )

@@ -123,9 +123,12 @@ def forecast(
         rows: of a global batch.
         star: the links with parameter servers.
     """
-    step = _step(workers, links, what, star)
+    ring = _ring(links, star)
+    if ring.ranks(len(workers)) == 1:
+        what = replace(what, coded=_free(what.coded))
+    step = _Step(slowest(workers), ring, what, len(workers))
     exposed_s, gone = _exposed(*step)
-    step_s, compute, ring = step.duration_s(), step.compute, step.ring
+    step_s, compute = step.duration_s(), step.compute
     vote_s = most_hops(ring.ranks(step.world_size)) * ring.latency_s
     return Forecast(
         world_size=step.world_size,
@@ -142,17 +145,6 @@ def forecast(
     )
 
 
-def forecast_step_s(
-    workers: Sequence[Compute],
-    links: Sequence[LinkSpeed],
-    *,
-    what: Exchanged,
-    star: Star | None = None,
-) -> float:
-    """Forecast the duration of a step and nothing else, in a seventh of the time."""
-    return _step(workers, links, what, star).duration_s()
-
-
 class _Step(NamedTuple):
     compute: Compute
     ring: Ring
@@ -163,15 +155,6 @@ class _Step(NamedTuple):
         exposed_s, _ = _exposed(*self)
         compute = self.compute
         return compute.data_s + compute.compute_s + exposed_s + compute.optimizer_s
-
-
-def _step(
-    workers: Sequence[Compute], links: Sequence[LinkSpeed], what: Exchanged, star: Star | None
-) -> _Step:
-    ring = _ring(links, star)
-    if ring.ranks(len(workers)) == 1:
-        what = replace(what, coded=_free(what.coded))
-    return _Step(slowest(workers), ring, what, len(workers))
 
 
 def _ring(links: Sequence[LinkSpeed], star: Star | None) -> Ring:

@@ -18,7 +18,7 @@ from statistics import fmean, linear_regression
 from typing import Any, Final
 
 from dtd.doctor.checks import Finding
-from dtd.doctor.forecast import Forecast, forecast_step_s, slowest
+from dtd.doctor.forecast import Forecast, slowest
 from dtd.doctor.strategies import (
     Choice,
     Routes,
@@ -178,7 +178,7 @@ def growth_of(repeated: Repeated) -> Growth | None:
     if repeated.world(most).divided is None:
         return None
     sizes = {size for size in COMPARED if repeated.least_workers <= size < most} | {most}
-    enough = enough_workers({size: _step_s(repeated.world(size)) for size in sizes})
+    enough = enough_workers({size: _forecast(repeated.world(size)).step_s for size in sizes})
     larger = [size for size in SIZES if len(repeated.steps) < size <= most]
     return Growth(
         worlds=[_larger(repeated.world(size)) for size in larger],
@@ -223,13 +223,11 @@ def check_growth(growth: Growth) -> Iterator[Finding]:
     yield Finding(check="workers", state="ok", message=message, remedy="")
 
 
-def _step_s(world: World) -> float:
-    assert world.divided is not None
-    what, routes = world.own_exchanges(), world.divided
-    return forecast_step_s(world.workers(), routes.ring, what=what, star=routes.star)
+def _forecast(world: World) -> Forecast:
+    made = forecast_of(world)
+    assert made is not None
+    return made
 
 
 def _larger(world: World) -> Larger:
-    made = forecast_of(world)
-    assert made is not None
-    return Larger(forecast=made, better=recommended(choices_of(world)))
+    return Larger(forecast=_forecast(world), better=recommended(choices_of(world)))

@@ -4,21 +4,24 @@ Most commands are one request and its answer.  JSON is the answer as it came, on
 which words stand for it, on stdout or stderr, each command knows itself.
 
 Training does not notice a restart of the coordinator, so commands that wait for a job or follow
-events do not, either (`Patience`); only a coordinator that never answered is reported at once.
+events do not, either (`persist`); only a coordinator that never answered is reported at once.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from dtd.ctl import output
 from dtd.ctl.settings import Settings
 from dtd.errors import CoordinatorUnreachable, UsageError
+from dtd.net.clients.control_client import ControlClient
 from dtd.wire import messages as m
 
 Answer = dict[str, Any]
+T = TypeVar("T")
 
 RECONNECT_FOR_S: Final = 60.0
 RECONNECT_EVERY_S: Final = 0.5
@@ -65,24 +68,26 @@ def ask_and_show(
     return answer
 
 
-class Patience:
-    """Decides after each failure whether to retry; pauses before it does."""
+def persist(
+    settings: Settings, look: Callable[[ControlClient], T], *, until_s: float = math.inf
+) -> T:
+    """Connect and look, again and again if the coordinator is lost after it has answered once.
 
-    def __init__(self) -> None:
-        self._give_up_at_s: float | None = time.monotonic()
-
-    def answered(self) -> None:
-        """The coordinator is there."""
-        self._give_up_at_s = None
-
-    def pause_or_raise(self, error: CoordinatorUnreachable) -> None:
-        """Wait a moment before the next try; raise the error when it has lasted too long."""
-        now_s = time.monotonic()
-        if self._give_up_at_s is None:
-            output.say(f"{error.message}; waiting for it to come back")
-            self._give_up_at_s = now_s + RECONNECT_FOR_S
-        if now_s >= self._give_up_at_s:
-            raise error
+    Raises `CoordinatorUnreachable` if that lasts too long, or until a time of the monotonic clock.
+    """
+    give_up_at_s: float | None = time.monotonic()
+    while True:
+        try:
+            with settings.connect() as client:
+                give_up_at_s = None
+                return look(client)
+        except CoordinatorUnreachable as error:
+            now_s = time.monotonic()
+            if give_up_at_s is None:
+                output.say(f"{error.message}; waiting for it to come back")
+                give_up_at_s = min(now_s + RECONNECT_FOR_S, until_s)
+            if now_s >= give_up_at_s:
+                raise
         time.sleep(RECONNECT_EVERY_S)
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from dtd.ctl import output
-from dtd.ctl.answers import Answer, Patience, ask, ask_and_show, items, parse_job_at_step, show
+from dtd.ctl.answers import Answer, ask, ask_and_show, items, parse_job_at_step, persist, show
 from dtd.ctl.settings import Settings
-from dtd.errors import CoordinatorUnreachable, DtdError, JobFailed
+from dtd.errors import DtdError, JobFailed
 from dtd.net.clients.control_client import ControlClient
 from dtd.text import figures
 from dtd.text.names import LAUNCHED
@@ -92,22 +92,17 @@ def await_end(
 ) -> Answer | None:
     """The answer to WAIT_JOB, or None when time ran out."""
     deadline_s = time.monotonic() + timeout_s
-    patience = Patience()
-    while True:
-        try:
-            with settings.connect() as client:
-                patience.answered()
-                client.ask(m.WaitJob(job=job))
-                while True:
-                    left_s = deadline_s - time.monotonic()
-                    answer = client.answer(timeout_s=min(left_s, progress.every_s))
-                    if answer is not None or left_s <= progress.every_s:
-                        return answer
-                    progress.show()
-        except CoordinatorUnreachable as error:
-            if time.monotonic() >= deadline_s:
-                return None
-            patience.pause_or_raise(error)
+
+    def look(client: ControlClient) -> Answer | None:
+        client.ask(m.WaitJob(job=job))
+        while True:
+            left_s = deadline_s - time.monotonic()
+            answer = client.answer(timeout_s=min(left_s, progress.every_s))
+            if answer is not None or left_s <= progress.every_s:
+                return answer
+            progress.show()
+
+    return persist(settings, look, until_s=deadline_s)
 
 
 def result_words(result: dict[str, Any]) -> str:
@@ -298,18 +293,16 @@ def logs(settings: Settings, job: str, *, follow: bool, tail: int | None, worker
 
 def _until_end(settings: Settings, job: str, look: Callable[[ControlClient], None]) -> None:
     """Look every second until the job has ended, and once after it."""
-    patience = Patience()
-    ended: Answer | None = None
-    while ended is None:
-        try:
-            with settings.connect() as waiting, settings.connect() as client:
-                patience.answered()
-                waiting.ask(m.WaitJob(job=job))
-                while ended is None:
-                    ended = waiting.answer(timeout_s=LOOK_EVERY_S)
-                    look(client)
-        except CoordinatorUnreachable as error:
-            patience.pause_or_raise(error)
+
+    def watch(waiting: ControlClient) -> None:
+        waiting.ask(m.WaitJob(job=job))
+        ended: Answer | None = None
+        with settings.connect() as client:
+            while ended is None:
+                ended = waiting.answer(timeout_s=LOOK_EVERY_S)
+                look(client)
+
+    persist(settings, watch)
 
 
 def _print_lines(settings: Settings, lines: Iterable[Mapping[str, Any]]) -> None:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from dtd.ctl import output
-from dtd.ctl.answers import Patience, ask_and_show, items
+from dtd.ctl.answers import ask_and_show, items, persist
 from dtd.ctl.commands.jobs import progress_words
 from dtd.ctl.settings import Settings
 from dtd.doctor.memory import PARTS
-from dtd.errors import CoordinatorUnreachable
+from dtd.net.clients.control_client import ControlClient
 from dtd.text import figures
 from dtd.text.shown import one_line
 from dtd.wire import messages as m
@@ -262,23 +262,21 @@ def _known_costs(event: Event) -> list[str]:
 def _follow_events(settings: Settings, wanted: Callable[[Event], bool]) -> NoReturn:
     """Print incidents as they happen; a coordinator that restarts meanwhile is waited for."""
     after = 0
-    patience = Patience()
-    while True:
-        try:
-            with settings.connect() as client:
-                patience.answered()
-                while True:
-                    client.ask(m.ReadEvents(after=after, follow=True))
-                    answer = client.answer()
-                    assert answer is not None
-                    for event in filter(wanted, answer["events"]):
-                        if settings.as_json:
-                            output.print_json(event)
-                        else:
-                            output.print_lines([_line(event)])
-                    after = answer["next"]
-        except CoordinatorUnreachable as error:
-            patience.pause_or_raise(error)
+
+    def follow(client: ControlClient) -> NoReturn:
+        nonlocal after
+        while True:
+            client.ask(m.ReadEvents(after=after, follow=True))
+            answer = client.answer()
+            assert answer is not None
+            for event in filter(wanted, answer["events"]):
+                if settings.as_json:
+                    output.print_json(event)
+                else:
+                    output.print_lines([_line(event)])
+            after = answer["next"]
+
+    persist(settings, follow)
 
 
 def _line(event: Event) -> str:

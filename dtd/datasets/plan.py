@@ -6,40 +6,41 @@ should leave it twice: those that fetch share the chunks out by their number in 
 fetchers, ask the complete source for their own share first, and take the others from one another.
 One that has its share takes from the end of the shares that are not fetched yet.
 
-Pure: no time and no sockets; told what has happened, asked what to request.
+Pure: no time and no sockets; told what has happened, asked what to request.  Sets of chunks are
+integers with a bit for each: a fetch of 1 TiB has 262,144 chunks, and chooses for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
-
-_SCANNED_IN_VAIN: Final = 256
-"""Chunks that are here and still in the list of missing ones, at most."""
-
 
 class Plan:
-    """The chunks of one fetch."""
+    """The chunks of one fetch.
 
-    def __init__(self, chunks: int, have: set[int]) -> None:
-        self.have = set(have)
+    Attributes:
+        have: bits of those that are here.
+    """
+
+    def __init__(self, chunks: int, have: int) -> None:
+        self.have = have
         self._chunks = chunks
+        self._all = (1 << chunks) - 1
+        self._wanted = self._all & ~have
         self._asked: dict[int, str] = {}
-        self._held: dict[str, set[int] | None] = {}
-        self._share, self._shares = 0, 1
-        self._missing = [chunk for chunk in range(chunks) if chunk not in self.have]
+        self._held: dict[str, int | None] = {}
+        self._share = self._all
 
     @property
     def complete(self) -> bool:
         """Whether all chunks are here."""
-        return len(self.have) == self._chunks
+        return self.have == self._all
 
     def share_out(self, share: int, shares: int) -> None:
         """Take share number `share` of `shares`: one for each worker that fetches these data."""
-        self._share, self._shares = share, shares
+        highest_first = "0" * (shares - 1 - share) + "1" + "0" * share
+        self._share = int(highest_first * -(-self._chunks // shares) or "0", 2)
 
-    def holds(self, source: str, chunks: set[int] | None) -> None:
-        """A source has these chunks; None: all."""
+    def holds(self, source: str, chunks: int | None) -> None:
+        """A source has the chunks of these bits; None: all."""
         self._held[source] = chunks
 
     def lost(self, source: str) -> None:
@@ -47,45 +48,46 @@ class Plan:
         self._held.pop(source, None)
         for chunk in [chunk for chunk, of in self._asked.items() if of == source]:
             del self._asked[chunk]
+            self._wanted |= 1 << chunk
 
     def received(self, chunk: int) -> None:
         """A chunk is here, and verified."""
         self._asked.pop(chunk, None)
-        self.have.add(chunk)
-        if len(self._missing) > self._chunks - len(self.have) + _SCANNED_IN_VAIN:
-            self._missing = [one for one in self._missing if one not in self.have]
+        self.have |= 1 << chunk
+        self._wanted &= ~self.have
 
     def next(self, source: str) -> int | None:
         """The chunk to ask of this source now; None: none.  It counts as asked."""
-        held = self._held.get(source, set())
-        chunk = next(self._of_partial(held) if held is not None else self._of_complete(), None)
-        if chunk is not None:
-            self._asked[chunk] = source
+        held = self._held.get(source, 0)
+        chunk = self._of_complete() if held is None else _lowest(self._wanted & held)
+        if chunk < 0:
+            return None
+        self._asked[chunk] = source
+        self._wanted ^= 1 << chunk
         return chunk
 
     @property
     def stalled(self) -> bool:
         """Whether no source has anything of what is missing."""
-        return not self.complete and not any(
-            held is None or any(chunk in held for chunk in self._missing if chunk not in self.have)
-            for held in self._held.values()
+        missing = self._all & ~self.have
+        return missing != 0 and not any(
+            held is None or held & missing for held in self._held.values()
         )
 
-    def _of_partial(self, held: set[int]) -> Iterator[int]:
-        return (chunk for chunk in self._missing if chunk in held and self._is_wanted(chunk))
-
-    def _of_complete(self) -> Iterator[int]:
+    def _of_complete(self) -> int:
         """The own share, then others' from the end; what partial sources have comes last."""
-        partial = [held for held in self._held.values() if held is not None]
-        for chunks, own in ((self._missing, True), (reversed(self._missing), False)):
-            yield from (
-                chunk
-                for chunk in chunks
-                if (chunk % self._shares == self._share) == own
-                and self._is_wanted(chunk)
-                and not any(chunk in held for held in partial)
-            )
-        yield from filter(self._is_wanted, reversed(self._missing))
+        rare = self._wanted
+        for held in self._held.values():
+            rare &= ~(held or 0)
+        own = rare & self._share
+        return _lowest(own) if own else _highest(rare or self._wanted)
 
-    def _is_wanted(self, chunk: int) -> bool:
-        return chunk not in self.have and chunk not in self._asked
+
+def _lowest(bits: int) -> int:
+    """The number of the lowest bit that is set; -1: none."""
+    return (bits & -bits).bit_length() - 1
+
+
+def _highest(bits: int) -> int:
+    """The number of the highest bit that is set; -1: none."""
+    return bits.bit_length() - 1

@@ -23,7 +23,7 @@ from dtd.net.clients.blocking_link import BlockingLink, Connect, first_link
 from dtd.net.clients.fetch_client import open_resource, unexpected
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
-from dtd.worker.files.data_offer import BITMAP, CONTENT, PREFIX, Offer, all_chunks, has, mark
+from dtd.worker.files.data_offer import BITMAP, CONTENT, PREFIX, Offer, all_chunks, mark
 
 log = structlog.get_logger()
 
@@ -33,7 +33,9 @@ CHUNKS_AHEAD: Final = 3
 """Chunks asked of a source before the first one has come: its disk and the wire work at once."""
 LOOK_EVERY_S: Final = 0.1
 """Longest pause between two looks at what a partial source has, while it has nothing that is
-wanted; a chunk that comes from another source ends it."""
+wanted: each look is a bit for each chunk on the wire."""
+LOOKS: Final = 1024
+"""As many parts of all chunks: one that has come from other sources ends the pause."""
 
 
 class SourceLink:
@@ -151,7 +153,8 @@ class DataFetch:
         self.offer = Offer(content=draft.content, bitmap=self._bitmap)
         self._digest = self._manifest.digest
         self._by, self._connect, self._progress = by, connect, progress
-        self._plan = Plan(len(self._manifest.chunks), draft.have)
+        self._plan = Plan(len(self._manifest.chunks), int.from_bytes(self._bitmap, "little"))
+        self._news = len(self._manifest.chunks) // LOOKS + 1
         self._changed = threading.Condition()
         self._threads: dict[str, threading.Thread] = {}
         self._links: set[SourceLink] = set()
@@ -163,7 +166,7 @@ class DataFetch:
     @property
     def have_bytes(self) -> int:
         """Bytes of the chunks that are here."""
-        return min(len(self._plan.have) * CHUNK_BYTES, self._manifest.size_bytes)
+        return min(self._plan.have.bit_count() * CHUNK_BYTES, self._manifest.size_bytes)
 
     @property
     def lacks_source(self) -> bool:
@@ -229,7 +232,7 @@ class DataFetch:
                 raise ProtocolError(ErrorCode.BAD_PAYLOAD, "its data have another size")
             with self._changed:
                 self._links.add(link)
-                self._plan.holds(source.name, None if source.complete else set())
+                self._plan.holds(source.name, None if source.complete else 0)
             self._fetch(link, source)
         except (OSError, DtdError) as error:
             if not self._over:
@@ -252,13 +255,20 @@ class DataFetch:
             if asked:
                 self._keep(asked.popleft(), link.receive(), source.name)
                 continue
-            with self._changed:
-                self._changed.wait(LOOK_EVERY_S)
+            self._pause()
             if not source.complete:
                 bitmap = link.read(BITMAP, len(self._bitmap))
-                held = {one for one in range(len(self._manifest.chunks)) if has(bitmap, one)}
                 with self._changed:
-                    self._plan.holds(source.name, held)
+                    self._plan.holds(source.name, int.from_bytes(bitmap, "little"))
+
+    def _pause(self) -> None:
+        """Wait until a source that has nothing wanted may have some."""
+        with self._changed:
+            then = self._plan.have.bit_count() + self._news
+            self._changed.wait_for(
+                lambda: self._over or self._plan.complete or self._plan.have.bit_count() >= then,
+                LOOK_EVERY_S,
+            )
 
     def _next(self, source: str) -> int | None:
         with self._changed:

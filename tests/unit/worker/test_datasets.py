@@ -44,11 +44,21 @@ class Flaky:
         return self._content.read(offset, length)
 
 
+class Watched(bytearray):
+    """A bitmap that counts how often others ask for it."""
+
+    looks = 0
+
+    def __getitem__(self, which: Any) -> Any:
+        self.looks += isinstance(which, slice)
+        return super().__getitem__(which)
+
+
 class Source:
     """A worker with data, or with those whose bits are set."""
 
     def __init__(
-        self, loop_thread: LoopThread, name: str, content: Any, bitmap: bytes = b""
+        self, loop_thread: LoopThread, name: str, content: Any, bitmap: bytes | bytearray = b""
     ) -> None:
         self.name, self.content = name, content
         self._offer = Offer(content=content, bitmap=bitmap or all_chunks(content.manifest))
@@ -128,7 +138,7 @@ def source(loop_thread: LoopThread) -> Iterator[Callable[..., Source]]:
     """Makes sources."""
     made: list[Source] = []
 
-    def make(name: str, content: Any, bitmap: bytes = b"") -> Source:
+    def make(name: str, content: Any, bitmap: bytes | bytearray = b"") -> Source:
         made.append(Source(loop_thread, name, content, bitmap))
         return made[-1]
 
@@ -153,6 +163,17 @@ def test_data_come_from_complete_and_partial_sources(source, original, tmp_path)
     assert answers.asked[0].digest == ""
     last = answers.asked[-1]
     assert (last.digest, last.have_bytes) == (original.manifest.digest, size)
+
+
+def test_a_source_without_news_is_not_asked_again_for_each_chunk(
+    source, original, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("dtd.worker.files.data_fetch.LOOK_EVERY_S", 60.0)
+    monkeypatch.setattr("dtd.worker.files.data_fetch.LOOKS", 2)
+    bitmap = Watched(b"\0")
+    sources = [source("whole", original), source("part", original, bitmap=bitmap)]
+    assert same(brought(tmp_path, Answers(original.manifest.digest, sources)), original)
+    assert bitmap.looks <= 2  # after two thirds of the chunks, and after all
 
 
 def test_another_source_goes_on_where_one_was_lost(source, original, tmp_path):

@@ -274,6 +274,29 @@ def test_what_does_not_fit_is_refused_at_warm_up(arena, regression, change, mess
         arena.start(task, arena.spec())
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_state_that_is_of_no_parameter_is_refused(arena, regression, at_once) -> None:
+    """At warm-up, or with the update that kept it."""
+
+    class Counting(torch.optim.SGD):
+        def __init__(self, parameters):
+            super().__init__(parameters, lr=0.05)
+            if at_once:
+                self.state["count"] = 0
+
+        def step(self):
+            self.state["count"] = 1
+            super().step()
+
+    class Task(of(regression)):
+        def build_optimizers(self, named_parameters):
+            built = super().build_optimizers(named_parameters)
+            return {name: Counting(one.param_groups[0]["params"]) for name, one in built.items()}
+
+    with pytest.raises(TaskError, match="keeps 'count' beside a dict of values for each parameter"):
+        arena.train(Task, arena.spec(), 1)
+
+
 def test_lazy_parameters_of_several_optimizers(arena, regression) -> None:
     class Lazy(of(regression)):
         def build_model(self):

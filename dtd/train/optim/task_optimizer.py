@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dtd.errors import TaskError
 from dtd.job import JobSpec, OptimizerTable, ScheduleTable
@@ -53,10 +53,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
         first = 0
         for part in self.parts.values():
             own = part.state_dict()
-            state |= {
-                first + index if isinstance(index, int) else index: values
-                for index, values in own["state"].items()
-            }
+            state |= {first + index: values for index, values in own["state"].items()}
             groups += [
                 {**group, "params": [first + index for index in group["params"]]}
                 for group in own["param_groups"]
@@ -202,7 +199,25 @@ def checked_optimizer(method: str, optimizer: Any) -> torch.optim.Optimizer:
                     f" {_UNUSABLE[option]}",
                     remedy=f"leave {option} out",
                 )
+    check_kept(optimizer)
     return optimizer
+
+
+def check_kept(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer whose state is not that of its parameters alone.
+
+    A job's state, and what a step takes back, has such entries only.
+
+    Raises:
+        TaskError: with the first other entry.
+    """
+    for key, values in optimizer.state.items():
+        if not (isinstance(key, Tensor) and isinstance(values, Mapping)):
+            what = type(values).__name__ if isinstance(key, Tensor) else repr(key)
+            raise TaskError(
+                f"the optimizer keeps {what} beside a dict of values for each parameter",
+                remedy="keep it in the parameters' state or in their groups",
+            )
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:

@@ -31,7 +31,7 @@ from dtd.train.data.rows import seed_generators
 from dtd.train.evaluation import NOTHING_SEEN, EarlyStop
 from dtd.train.optim.hook_tables import HookKey, hooks_on, replace_hooks
 from dtd.train.optim.schedule import TaskSchedule, learning_rate, schedule_of
-from dtd.train.optim.task_optimizer import JoinedOptimizer, optimizer_of
+from dtd.train.optim.task_optimizer import JoinedOptimizer, check_kept, optimizer_of
 from dtd.train.plan import steps_of
 from dtd.train.state.weights import Averages, live_tensors, parameter_names
 from dtd.train.task import Task, stand_in
@@ -253,10 +253,16 @@ class Replica:
         return optimizer.parts[name] if isinstance(optimizer, JoinedOptimizer) else optimizer
 
     def update(self, name: str) -> None:
+        """Let one of several optimizers, or the only one, update its parameters.
+
+        Raises:
+            TaskError: it keeps something that is of no parameter.
+        """
         if isinstance(self.optimizer, JoinedOptimizer):
             self.optimizer.step(name)
         else:
             self.optimizer.step()
+        check_kept(self.part(name))
 
     def set_learning_rates(self, spec: JobSpec, updates_total: int, *, ahead: int = 0) -> None:
         """Set the rates of the next update, unless the task has a schedule of its own.

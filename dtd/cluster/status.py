@@ -189,6 +189,7 @@ def _worker(cluster: ClusterState, worker: Worker, now: float) -> dict[str, Any]
         "rank": rank,
         "job": _job_of(cluster, worker),
         "host": worker.registration.host,
+        "addresses": _addresses(worker),
         "device": worker.registration.device,
         "role": "server" if worker.serves else "worker",
         "step": beat.step,
@@ -319,6 +320,13 @@ def _refused(cluster: ClusterState, worker: Worker) -> Diagnostic:
 
 
 def _at(worker: Worker) -> str:
+    return " or ".join(_addresses(worker))
+
+
+def _addresses(worker: Worker) -> list[str]:
+    """The addresses of its data port, best first; none if it has not come back yet."""
     at = worker.registration
-    hosts = (f"[{host}]" if ":" in host else host for host in (at.data_host, *at.others))
-    return " or ".join(f"{host}:{at.data_port}" for host in hosts)
+    hosts = (at.data_host, *at.others) if at.data_port else ()
+    return [
+        f"[{host}]:{at.data_port}" if ":" in host else f"{host}:{at.data_port}" for host in hosts
+    ]

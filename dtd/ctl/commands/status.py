@@ -162,7 +162,7 @@ def _worker_lines(workers: Sequence[Status], *, wide: bool) -> list[str]:
     headings = (
         *(("WORKER", "JOB") if several else ("WORKER",)),
         *("STATE", "RANK", "STEP", "ROWS", "RATE", "LAST SEEN", "STALL LIMIT", "SENT", "UNCODED"),
-        *("DEVICE", "HOST", "PID"),
+        *("DEVICE", "HOST", "DATA PORT", "PID"),
         "NOTE",
     )
     rows = [
@@ -180,13 +180,14 @@ def _worker_lines(workers: Sequence[Status], *, wide: bool) -> list[str]:
             figures.size(worker.get("plain_bytes", 0)),
             "server" if worker.get("role") == "server" else worker["device"],
             worker["host"],
+            ", ".join(worker.get("addresses", ())) or figures.NOTHING,
             str(worker["pid"]),
             "; ".join(note for note in (worker["reason"], _stalled(worker)) if note)
             or figures.NOTHING,
         )
         for worker in workers
     ]
-    only_wide = ("STALL LIMIT", "SENT", "UNCODED", "PID")
+    only_wide = ("STALL LIMIT", "SENT", "UNCODED", "DATA PORT", "PID")
     return output.table_lines(headings, rows, wide=wide, only_wide=only_wide)
 
 

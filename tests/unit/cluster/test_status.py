@@ -317,6 +317,14 @@ def test_refused_workers_are_named_with_their_hosts(bare: ClusterState) -> None:
     )
 
 
+def test_a_worker_is_listed_with_all_addresses_of_its_data_port(bare: ClusterState) -> None:
+    one, other = bare.workers.values()
+    one.registration = replace(one.registration, others=("fd00::2",))
+    other.registration = replace(other.registration, data_host="", data_port=0)  # not back yet
+    found = [worker["addresses"] for worker in status(bare)["workers"]]
+    assert found == [["10.0.0.1:7000", "[fd00::2]:7000"], []]
+
+
 def test_a_dead_link_is_named_with_both_data_ports(bare: ClusterState) -> None:
     bare.links.accuse("w-0", "w-1", "unreachable")
     bare.links.judge(["w-0", "w-1"], 0.0)

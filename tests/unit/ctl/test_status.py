@@ -188,10 +188,11 @@ def test_events_of_one_job_are_read_from_the_first(dtdctl, events, server, resul
     assert server.received[:2] == [m.ShowJob(job="b-1"), m.ReadEvents(after=1)]
 
 
-def test_the_wide_form_shows_limits_of_threads_and_bytes_that_travelled(
+def test_the_wide_form_shows_limits_of_threads_addresses_and_bytes_that_travelled(
     dtdctl, server, result, status
 ):
     status["workers"][0].update(patience_s=7.5, sent_bytes=84 << 20, plain_bytes=100 << 20)
+    status["workers"][0]["addresses"] = ["10.0.0.1:7200", "192.168.0.1:7200"]
     server.script = lambda _message: result(status)
     headings, first = dtdctl("status", "-o", "wide")[1].partition("WORKER ")[2].splitlines()[:2]
     assert "STALL LIMIT" in headings
@@ -200,3 +201,6 @@ def test_the_wide_form_shows_limits_of_threads_and_bytes_that_travelled(
     assert "UNCODED" in headings
     assert "84.0 MiB" in first
     assert "100.0 MiB" in first
+    assert "DATA PORT" in headings
+    assert "  10.0.0.1:7200, 192.168.0.1:7200  " in first
+    assert "7200" not in dtdctl("status")[1]

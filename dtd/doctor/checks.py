@@ -90,7 +90,7 @@ def check_clocks(hosts: Mapping[str, Values], *, own_skew_s: float) -> Iterator[
 
 def check_disks(coordinator: Values, hosts: Mapping[str, Values]) -> Iterator[Finding]:
     """The state directories have room."""
-    everywhere = {"coordinator": coordinator, **hosts}
+    everywhere = {"the coordinator": coordinator, **hosts}
     fine = True
     for name, host in everywhere.items():
         free = host["disk_free_bytes"]
@@ -110,7 +110,7 @@ def check_disks(coordinator: Values, hosts: Mapping[str, Values]) -> Iterator[Fi
         yield Finding(
             check="disk",
             state="ok",
-            message=f"every worker has {free} or more free (least: {least})",
+            message=f"every state directory has {free} or more free (least: that of {least})",
         )
 
 

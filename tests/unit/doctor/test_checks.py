@@ -61,7 +61,14 @@ def test_disks(free, state):
     found = only(checks.check_disks(coordinator(), {"a": host(disk_free_bytes=free)}))
     assert found.state == state
     assert found.message.startswith("a has")
-    assert states(checks.check_disks(coordinator(), {"a": host()})) == ["ok"]
+
+
+def test_the_state_directory_with_the_least_room_is_named():
+    said = "every state directory has 40.0 GiB or more free (least: that of {})"
+    for ours, theirs, least in ((50, 40, "a"), (40, 50, "the coordinator")):
+        hosts = {"a": host(disk_free_bytes=theirs * GIB)}
+        found = only(checks.check_disks(coordinator(disk_free_bytes=ours * GIB), hosts))
+        assert (found.state, found.message) == ("ok", said.format(least))
 
 
 def test_a_faster_address_is_named():

@@ -58,7 +58,7 @@ def settle(cluster: ClusterState, job: Job) -> str:
         cluster.emit(SaveJob(job=job))
         hopeless = why_hopeless(known)
         if hopeless:
-            return f"{hopeless}; {without[0].reason}"
+            return f"{hopeless}; {_fullest_reason(without)}"
     return _why_copies_differ(cluster, job)
 
 
@@ -90,7 +90,12 @@ def _why_copies_differ(cluster: ClusterState, job: Job) -> str:
         known = noted(known, Divergence(run.generation, job.start_step, one.differs))
     cluster.setbacks.copies_differed = known
     why = why_hopeless(known)
-    return f"{why}; {seen[0].reason}" if why else ""
+    return f"{why}; {_fullest_reason(seen)}" if why else ""
+
+
+def _fullest_reason(reports: Sequence[m.Frozen]) -> str:
+    """The first reason that names the entry, which those whose ring broke meanwhile do not know."""
+    return max(reports, key=lambda one: one.differs != "").reason
 
 
 # --- repetition ----------------------------------------------------------------------------------

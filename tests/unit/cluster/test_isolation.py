@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from dtd.cluster.events import Ticked
 from dtd.cluster.records import WARM_UP
 from dtd.cluster.status import standing
@@ -396,6 +398,23 @@ def test_a_copy_that_differs_twice_at_one_point_fails_a_job_that_needs_it(driver
     copies_differ(driver)
     again_in = "replicas differ again after step 0, again in task.count"
     assert verdict(driver) == f"{again_in}; ranks [2] differ first in model.w"
+
+
+@pytest.mark.parametrize("knows", ["a", "b"])
+def test_a_job_that_differs_again_fails_with_the_report_that_names_the_entry(
+    driver: Any, knows: str
+) -> None:
+    """Another member may have lost its ring while they searched for it, and reports first."""
+    driver.submit()
+    driver.warm_up("a", "b")
+    for _ in range(2):
+        number = driver.all_run("a", "b")
+        for name in "ab":
+            known = {"differs": "task.n", "reason": "task.n differs"} if name == knows else {}
+            report = {"evidence": "diverged", "reason": "states differ", "diverged_step": 5}
+            driver.froze(name, generation=number, step=0, where="none", **report | known)
+    again_in = "replicas differ again after step 5, again in task.n"
+    assert verdict(driver) == f"{again_in}; task.n differs"
 
 
 def test_failure_of_an_older_generation_leaves_the_newest_unfenced(driver: Any) -> None:

@@ -69,12 +69,10 @@ class TensorInfo:
 
     @property
     def elements(self) -> int:
-        """Number of its elements."""
         return math.prod(self.shape)
 
     @property
     def size_bytes(self) -> int:
-        """Size of its elements."""
         return self.elements * ITEM_BYTES[self.dtype]
 
 
@@ -130,7 +128,6 @@ class TensorFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def read(self, name: str, start: int, stop: int) -> bytes:
@@ -262,12 +259,10 @@ class HeldTensor:
 
     @property
     def elements(self) -> int:
-        """Number of elements of the whole tensor."""
         return math.prod(self.shape)
 
     @property
     def held_elements(self) -> int:
-        """Number of elements in the part."""
         return sum(stop - start for start, stop in self.ranges)
 
     def stored_as(self, name: str) -> TensorInfo:
@@ -290,7 +285,6 @@ class Part:
     tensors: Mapping[str, HeldTensor]
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return it for JSON."""
         return {
             "shards": self.shards.to_wire(),
             "mirrors": self.mirrors,

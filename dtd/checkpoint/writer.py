@@ -64,7 +64,6 @@ class Drafts:
         self._locks: dict[str, int] = {}
 
     def path(self, name: str) -> Path:
-        """Return the path of a checkpoint's draft."""
         return self._directory / f"{TEMPORARY}{name}-{self._suffix}"
 
     def make(self, name: str) -> Path:
@@ -230,7 +229,6 @@ class CheckpointWriter:
         self._publishing.append((name, future))
 
     def discard(self) -> None:
-        """Discard the draft, if there is one."""
         if self._draft is not None:
             (name, _), self._draft = self._draft, None
             self._thread.submit(self._drafts.remove, name)

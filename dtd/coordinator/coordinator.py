@@ -68,7 +68,6 @@ class Coordinator(Core):
         self.by_hand = JobsByHand(self)
 
     def decided(self, effect: Effect) -> None:
-        """An effect was decided, and is not performed yet."""
         super().decided(effect)
         self.metrics.decided(effect)
         if isinstance(effect, JobEnded):

@@ -159,11 +159,7 @@ class Core:
     # --- decisions and their effects -----------------------------------------------------------
 
     def handle(self, event: Event) -> None:
-        """Hand an event to the membership core.
-
-        Raises:
-            RequestRefused: the core refuses.
-        """
+        """Hand an event to the membership core."""
         self._driver.handle(event)
 
     def stop(self) -> None:
@@ -192,7 +188,6 @@ class Core:
             waiting.set_result(effect.job)
 
     async def end_of(self, job_id: str) -> Job:
-        """Return a job when it has ended."""
         waiting = self._ends.get(job_id)
         if waiting is None:
             waiting = self._ends[job_id] = self._loop.create_future()
@@ -230,7 +225,6 @@ class Core:
             self._queue(Item(effect, about))
 
     async def perform(self) -> None:
-        """Perform effects until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 item = await self._ready.get()
@@ -339,11 +333,7 @@ class Core:
         return await self.store_thread.run(function, *arguments, turn=Turn.PATIENT)
 
     async def known_job(self, job_id: str) -> dict[str, Any]:
-        """A job as it is written down.
-
-        Raises:
-            RequestRefused: there is none of this id.
-        """
+        """A job as it is written down."""
         found = await self.in_store(self.store.job, job_id)
         if found is None:
             known = [job["id"] for job in await self.in_store(self.store.jobs)]
@@ -356,7 +346,6 @@ class Core:
         return self.weights if message.kind == WEIGHTS else self.packages
 
     def new_job_id(self, name: str) -> str:
-        """A fresh id for a job of this name."""
         number, self._next_number = self._next_number, self._next_number + 1
         return f"{name}-{number}"
 
@@ -369,7 +358,6 @@ class Core:
 
     @property
     def now(self) -> float:
-        """The clock that the membership core sees."""
         return self._driver.now
 
     def source(self, worker: str, resource: str) -> Source:
@@ -379,11 +367,7 @@ class Core:
         return Source(at.data_host, at.data_port, resource, expires_s, key, at.others)
 
     def check_request(self, caller: Caller, message: m.Message) -> None:
-        """Check that the caller may send this request; refusals are in the audit log.
-
-        Raises:
-            ProtocolError: REFUSED, it may not.
-        """
+        """Check that the caller may send this request; refusals are in the audit log."""
         try:
             self.port.check(caller, message)
         except ProtocolError as error:

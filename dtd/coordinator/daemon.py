@@ -89,7 +89,6 @@ class Daemon:
         )
 
     async def run(self) -> None:
-        """Perform effects until cancelled."""
         coordinator = self.coordinator
         forever = coordinator.containment.forever
         async with asyncio.TaskGroup() as tasks:
@@ -150,14 +149,12 @@ class Daemon:
         return self._pace.place(link, message, payload_bytes)
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """A message from a worker, from an operator, or from a caller that wants to join."""
         name = self.coordinator.links.name_of(link)
         with self._contain(m.message_name(type(message)), link, worker=name):
             receive = RECEIVERS.get(type(message), on_report)
             receive(self.coordinator, link, message, payload)
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
-        """A worker or an operator has disconnected."""
         with self._contain("the end of a connection"):
             self._on_closed(link, error)
 

@@ -54,7 +54,6 @@ class Driver:
 
     @property
     def now(self) -> float:
-        """The clock that the core sees, in seconds."""
         return self._loop.time()
 
     def handle(self, event: Event) -> None:

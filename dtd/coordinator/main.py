@@ -39,11 +39,7 @@ from dtd.text.shown import counted, indented
 
 
 def run_init(arguments: Sequence[str]) -> None:
-    """Make state directory and authority unless they are there; print the join command.
-
-    Raises:
-        DtdError: it failed.
-    """
+    """Make state directory and authority unless they are there; print the join command."""
     parser = argparse.ArgumentParser(
         prog="dtd-coordinator init",
         description="Create the cluster's authority, and print the command with which hosts join.",
@@ -81,11 +77,7 @@ def _directory_and_file(name: str, description: str, arguments: Sequence[str]) -
 
 
 def run_backup(arguments: Sequence[str]) -> None:
-    """Write the state to a file.
-
-    Raises:
-        DtdError: it failed.
-    """
+    """Write the state to a file."""
     what = "Write the coordinator's state to FILE; the coordinator may be running."
     state_dir, file = _directory_and_file("backup", what, arguments)
     size_bytes = back_up(state_dir, file)
@@ -96,11 +88,7 @@ def run_backup(arguments: Sequence[str]) -> None:
 
 
 def run_restore(arguments: Sequence[str]) -> None:
-    """Restore a backup.
-
-    Raises:
-        DtdError: it failed.
-    """
+    """Restore a backup."""
     what = "Restore a backup into an empty state directory."
     state_dir, file = _directory_and_file("restore", what, arguments)
     restore(file, state_dir)

@@ -54,7 +54,6 @@ class Content:
         self._descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
 
     def close(self) -> None:
-        """Let go of the directory."""
         os.close(self._descriptor)
 
     def read(self, offset: int, length: int) -> bytes:
@@ -91,7 +90,6 @@ class Content:
                 os.close(file)
 
     def verifies(self, chunk: int, data: bytes | memoryview) -> bool:
-        """Whether these are the bytes of a chunk."""
         return hashlib.sha256(data).hexdigest() == self.manifest.chunks[chunk]
 
 

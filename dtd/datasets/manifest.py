@@ -74,7 +74,6 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files."""
         return self._starts[-1]
 
     def chunk_bytes(self, chunk: int) -> int:

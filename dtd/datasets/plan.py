@@ -31,7 +31,6 @@ class Plan:
 
     @property
     def complete(self) -> bool:
-        """Whether all chunks are here."""
         return self.have == self._all
 
     def share_out(self, share: int, shares: int) -> None:
@@ -51,7 +50,6 @@ class Plan:
             self._wanted |= 1 << chunk
 
     def received(self, chunk: int) -> None:
-        """A chunk is here, and verified."""
         self._asked.pop(chunk, None)
         self.have |= 1 << chunk
         self._wanted &= ~self.have

@@ -83,7 +83,6 @@ class Coding:
         self._wanted[wanted] += 1
 
     def run(self, function: Callable[..., Any], *arguments: object) -> asyncio.Future[Any]:
-        """Call a function in a thread."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="coder")
         return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
@@ -178,7 +177,6 @@ class CodingLink(Link):
     def _wants(
         self, message: m.Chunk | m.FetchData, payload: bytes | memoryview, item_bytes: int
     ) -> bool:
-        """Whether to code a payload."""
         if (
             self.coding is None
             or not self._peer_decodes
@@ -201,7 +199,6 @@ class CodingLink(Link):
         return wanted
 
     def drained(self) -> asyncio.Future[None] | None:
-        """None when the kernel has accepted everything sent so far, else a future for that."""
         if not self._waiting:
             return super().drained()
         future = asyncio.get_running_loop().create_future()
@@ -209,7 +206,6 @@ class CodingLink(Link):
         return future
 
     def queued_bytes(self) -> int:
-        """Bytes that the kernel has not accepted yet."""
         return super().queued_bytes() + sum(len(frame.payload) for frame in self._waiting)
 
     def _advance(self, _: object = None) -> None:
@@ -285,7 +281,6 @@ class CodingLink(Link):
             super()._pass_on(message, payload)
 
     def resume(self) -> None:
-        """Place a frame that the handler held."""
         self._decode_next()
         super().resume()
 
@@ -320,7 +315,6 @@ class CodingLink(Link):
     # --- ending ------------------------------------------------------------------------------
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The TCP connection is gone."""
         waiting, self._waiting = self._waiting, deque()
         for frame in waiting:
             if isinstance(frame.message, asyncio.Future) and not frame.message.done():

@@ -73,7 +73,6 @@ class ConnectionLimiter:
     _known: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     def arrived(self, key: int, host: str, now: float, *, no_rate: bool = False) -> Verdict:
-        """A connection was accepted."""
         origin = origin_of(host)
         if not no_rate and not (self.only_failures and _is_loopback(host)):
             refusal = self._too_fast(origin, now)

@@ -229,7 +229,6 @@ class Link(asyncio.BufferedProtocol):
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether the connection runs over TLS."""
         transport = self._transport
         return transport is not None and transport.get_extra_info("ssl_object") is not None
 
@@ -340,7 +339,6 @@ class Link(asyncio.BufferedProtocol):
     # --- asyncio.BufferedProtocol ----------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The TCP connection is open: send HELLO, or wait for it."""
         made = self._attach(transport)
         made.set_write_buffer_limits(high=0)
         if self.closing:
@@ -357,7 +355,6 @@ class Link(asyncio.BufferedProtocol):
             self._write(self.session.hello(self._hello, secret=self._secret, ends=ends))
 
     def _attach(self, transport: asyncio.BaseTransport) -> asyncio.Transport:
-        """The connection is open."""
         # uvloop's class does not inherit from asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         name = transport.get_extra_info("peername")
@@ -380,12 +377,10 @@ class Link(asyncio.BufferedProtocol):
             check_role(self.identity, role)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Memory for the next bytes."""
         del sizehint
         return self.session.next_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes arrived in that memory."""
         self.received_bytes += nbytes
         self._deliver(self.session.received(nbytes))
 
@@ -398,7 +393,6 @@ class Link(asyncio.BufferedProtocol):
         self._deliver(self.session.resume())
 
     def eof_received(self) -> bool:
-        """The other side will send no more."""
         try:
             self.session.end()
         except ProtocolError as error:
@@ -406,7 +400,6 @@ class Link(asyncio.BufferedProtocol):
         return False
 
     def resume_writing(self) -> None:
-        """The kernel has accepted everything."""
         draining, self._draining = self._draining, []
         for future in draining:
             if not future.done():
@@ -416,7 +409,6 @@ class Link(asyncio.BufferedProtocol):
         """Data is queued; `drained` asks the transport itself."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The TCP connection is gone."""
         if self._timer is not None:
             self._timer.cancel()
         self.closing = True

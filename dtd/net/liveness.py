@@ -111,7 +111,6 @@ class LinkHeartbeats:
             self._detector.watch(name, now)
 
     def attach(self, neighbour: Neighbour, link: Link) -> None:
-        """This neighbour's link is open."""
         self._links[neighbour] = _Watched(link)
         if neighbour.opens and not neighbour.beats:
             self._detector.forget(str(neighbour))
@@ -122,11 +121,9 @@ class LinkHeartbeats:
         return heard is not None and now - heard.seen_s < self._detector.timeout_s / 2
 
     def silence_s(self, neighbour: Neighbour, now: float) -> float:
-        """Return how long this neighbour has been silent."""
         return self._detector.silence_s(str(neighbour), now)
 
     def end(self) -> None:
-        """Stop sending and watching."""
         for name in self._neighbours:
             self._detector.forget(name)
         self._links.clear()

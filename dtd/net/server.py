@@ -169,7 +169,6 @@ class Server(Generic[ConnectionT]):
                 caller.link.leave(farewell)
 
     def links(self) -> tuple[ConnectionT, ...]:
-        """All open connections."""
         return tuple(one.link for one in self._callers.values() if not one.link.closing)
 
     def proven(self, link: object) -> None:

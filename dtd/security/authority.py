@@ -128,7 +128,6 @@ class Authority:
         return self.credentials.standing(who, now_s=self.now_s())
 
     def is_due(self, who: identity.Identity) -> bool:
-        """Whether a certificate is due for renewal."""
         return self.now_s() >= self.renewed_from_s(who.issued_s, who.expires_s)
 
     def renewed_from_s(self, issued_s: float, expires_s: float) -> float:

@@ -52,7 +52,6 @@ class Clock:
         self._time = TrustedTime(time.time(), steady_s(), known_s=known_s)
 
     def now_s(self) -> float:
-        """Unix time."""
         with self._lock:
             return self._time.now_s(time.time(), steady_s())
 
@@ -87,7 +86,6 @@ class TrustedTime:
         self._doubted: tuple[float, float] | None = None  # since when, and by how much
 
     def now_s(self, wall_s: float, steady_s: float) -> float:
-        """Unix time, as both clocks together say."""
         ours_s = steady_s + self._offset_s
         off_s = wall_s - ours_s
         if abs(off_s) <= SLACK_S:

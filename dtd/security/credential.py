@@ -163,7 +163,6 @@ class Credential:
             )
 
     def days_left(self, now: dt.datetime) -> int:
-        """Whole days until it expires."""
         return (self.expires - now).days
 
     def _prove_with(self, context: ssl.SSLContext) -> None:

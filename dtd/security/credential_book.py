@@ -137,11 +137,9 @@ class CredentialBook:
         return True
 
     def is_revoked(self, serial: str, credential: str) -> bool:
-        """Whether this certificate was taken back."""
         return serial in self._revoked or credential in self._revoked
 
     def record(self, serial: str) -> IssuedRecord | None:
-        """Return the record of a certificate."""
         return self._issued.get(serial)
 
     def living(self, *, now_s: float) -> list[IssuedRecord]:

@@ -299,7 +299,6 @@ class TokenBook:
         return token_id in self._records
 
     def is_valid(self, token_id: str, *, now_s: float) -> bool:
-        """Whether it is still good for joining."""
         record = self._records.get(token_id)
         return record is not None and not _is_over(record, now_s)
 

@@ -193,7 +193,6 @@ class ControlConnection:
             log.warning("coordinator_unreachable", **said)
 
     async def _connect(self, target: Target) -> _Trouble | None:
-        """Connect; returns the failure."""
         address = target.address
         if isinstance(address, SocketPath):
             return await self._connect_here(address)
@@ -209,7 +208,6 @@ class ControlConnection:
         return _Trouble(trouble_of(failure, address, within_s=CONNECT_TIMEOUT_S), failure)
 
     def _take(self, link: Link, _address: Address) -> None:
-        """The coordinator answered at one of its addresses."""
         link.handler = self
         self._on_open(link)
 
@@ -240,7 +238,6 @@ class ControlConnection:
     # --- LinkHandler -------------------------------------------------------------------------
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
-        """The coordinator answered on this host."""
         self._on_open(link)
 
     def _on_open(self, link: Link) -> None:
@@ -252,7 +249,6 @@ class ControlConnection:
     def link_place(
         self, link: Link, message: m.Message, payload_bytes: int
     ) -> memoryview | Hold | None:
-        """Payloads here are small."""
         return None
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:

@@ -288,7 +288,6 @@ class Worker:
                 )
 
     def describe(self) -> str:
-        """Return the daemon's status in one line."""
         absent = "" if self._control.is_open else ", ".join(map(str, self._coordinators()))
         diagnostic = self._control.diagnostic or self._peers.first
         if diagnostic is None and self._training is not None and self._training.disk_failure:
@@ -299,7 +298,6 @@ class Worker:
         )
 
     def _on_message(self, message: m.Message, payload: memoryview) -> None:
-        """Handle a message of the coordinator."""
         try:
             self._act_on(message, payload)
         except OSError as error:  # which asyncio would take for the end of the connection

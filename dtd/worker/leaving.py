@@ -158,7 +158,6 @@ class Departure:
             self._leave(name)
 
     async def upon(self, notice: Notice) -> None:
-        """Leave when the command asks for it."""
         reason = await notice.given()
         if not self.signalled.is_set():
             self.noticed = reason

@@ -98,7 +98,6 @@ class ControlPort:
         return bound
 
     async def _serve_users(self) -> None:
-        """Bind the socket of this host and answer there."""
         config = self._config
         self._socket.bind_path(SocketPath(str(config.socket)))
         named = {
@@ -113,16 +112,11 @@ class ControlPort:
         self._socket.serve(users=users)
 
     def close(self, farewell: m.Goodbye) -> None:
-        """Send GOODBYE on all connections."""
         self._server.close(farewell)
         self._socket.close(farewell)
 
     def check(self, caller: Caller, message: m.Message) -> None:
-        """Check that a caller may send this message.
-
-        Raises:
-            ProtocolError: REFUSED, it may not.
-        """
+        """Check that a caller may send this message."""
         who = caller.identity
         assert who is not None
         why = remedy = ""
@@ -137,7 +131,6 @@ class ControlPort:
             raise ProtocolError(ErrorCode.REFUSED, why, remedy=remedy)
 
     def links(self) -> tuple[Link, ...]:
-        """All open connections."""
         return (*self._server.links(), *self._socket.links())
 
     async def use_new_certificate(self) -> None:

@@ -118,7 +118,6 @@ class ReportQuotas:
             self._put(message.job, message.rank, worker, lines[begin : begin + LINES_AT_ONCE])
 
     def close(self) -> None:
-        """Report nothing more."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -40,15 +40,12 @@ class WorkerLinks:
         self._clocks_ahead_s: dict[str, float] = {}
 
     def names(self) -> frozenset[str]:
-        """The workers that are connected."""
         return frozenset(self._links)
 
     def all(self) -> tuple[Link, ...]:
-        """All of these connections."""
         return tuple(self._links.values())
 
     def link_to(self, name: str) -> Link | None:
-        """A worker's connection."""
         return self._links.get(name)
 
     def speaker(self, link: Link) -> str:

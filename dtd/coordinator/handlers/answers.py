@@ -38,11 +38,7 @@ class Answers:
         *,
         most: int = MAX_UNANSWERED,
     ) -> None:
-        """Await `answer` in its turn, unless the connection ends; its errors close the connection.
-
-        Raises:
-            ProtocolError: REFUSED, `most` requests of this connection are not answered yet.
-        """
+        """Await `answer` in its turn, unless the connection ends; an error closes it."""
         waiting = self._waiting.setdefault(link, deque())
         if len(waiting) >= most:
             raise ProtocolError(ErrorCode.REFUSED, f"{most} requests are unanswered")
@@ -51,7 +47,6 @@ class Answers:
             self._tasks[link] = asyncio.create_task(self._serve(link, waiting))
 
     def forget(self, link: Link) -> None:
-        """The connection is gone."""
         self._waiting.pop(link, deque()).clear()
         task = self._tasks.pop(link, None)
         if task is not None:

@@ -36,11 +36,7 @@ class JobsByHand:
         self._one_at_a_time = asyncio.Lock()
 
     def ask(self, link: Link, message: m.JoinJob) -> None:
-        """Answer with the job that the process at the other end is to register for.
-
-        Raises:
-            ProtocolError: REFUSED, it may not ask.
-        """
+        """Answer with the job that the process at the other end is to register for."""
         self._core.check_request(link, message)
 
         async def answer() -> None:
@@ -49,7 +45,6 @@ class JobsByHand:
         self._core.answers.begin(link, message, answer)
 
     async def _join(self, link: Link, message: m.JoinJob) -> str:
-        """Return the job's id."""
         read = functools.partial(job.from_mapping, message.spec, source="dtd.join()")
         spec = await asyncio.get_running_loop().run_in_executor(None, read)
         settings = job.to_mapping(spec)

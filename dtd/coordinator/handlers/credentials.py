@@ -174,11 +174,7 @@ class Joins:
         self._of_address = Pacing(rate_per_s=ENROLMENTS_PER_S, burst=ENROLMENTS_AT_ONCE)
 
     def ask(self, link: Link, message: m.GetAuthority | m.Enrol) -> None:
-        """Answer when it is this caller's turn.
-
-        Raises:
-            ProtocolError: REFUSED, too many are unanswered.
-        """
+        """Answer when it is this caller's turn."""
         self._core.answers.begin(
             link, message, lambda: self._answer(link, message), most=MAX_UNANSWERED
         )
@@ -278,11 +274,7 @@ class Renewals:
         self._failures = Refusals()
 
     def ask(self, link: Link, request: m.Renew) -> None:
-        """Answer with RENEWED.
-
-        Raises:
-            ProtocolError: REFUSED, the credential is not valid, or nothing was renewed.
-        """
+        """Answer with RENEWED."""
         self._core.port.check(link, request)
         if request.taken:
             self._taken(link, request.taken)

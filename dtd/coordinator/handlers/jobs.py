@@ -49,11 +49,7 @@ MODES: Final = (RESUME, WEIGHTS)
 
 
 async def submit(core: Core, request: m.SubmitJob) -> dict[str, Any]:
-    """Queue a job.
-
-    Raises:
-        DtdError: the job is not valid, or cannot be queued.
-    """
+    """Queue a job."""
     read = functools.partial(job.from_mapping, request.spec, source="submitted job")
     spec = await asyncio.get_running_loop().run_in_executor(None, read)
     _check_encryption(core, spec)
@@ -235,9 +231,6 @@ def origin_mode(asked: str, parent_state: str) -> str:
     Args:
         asked: in the submission; empty: the weights of a job that is done, everything of another.
         parent_state: how the job that is started from stands.
-
-    Raises:
-        RequestRefused: the request is for neither.
     """
     if asked and asked not in MODES:
         raise RequestRefused(f"{asked!r} is not one of {', '.join(MODES)}")
@@ -245,11 +238,7 @@ def origin_mode(asked: str, parent_state: str) -> str:
 
 
 def check_same_course(differs: Sequence[Difference], parent: str) -> None:
-    """Refuse to continue from a whole state with settings that would change the course of training.
-
-    Raises:
-        RequestRefused: settings differ that must be equal; all are named with both values.
-    """
+    """Refuse to take a whole state over with settings that would change the course of training."""
     found = obstacles(differs)
     if found:
         named = ", ".join(
@@ -287,11 +276,7 @@ class Deletions:
         self._waiting: dict[tuple[str, str], asyncio.Future[str]] = {}
 
     async def delete(self, request: m.Delete) -> dict[str, Any]:
-        """Delete a job, or its checkpoints of one step.
-
-        Raises:
-            RequestRefused: it has not ended, another job or a model needs it, or there is none.
-        """
+        """Delete a job, or its checkpoints of one step."""
         known = await self._core.known_job(request.job)
         store, in_store = self._core.store, self._core.in_store
         there = {one["step"] for one in await in_store(store.checkpoints, request.job)}

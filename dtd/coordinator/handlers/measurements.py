@@ -44,11 +44,7 @@ class MeasurementBroker:
         self._one_transfer = asyncio.Lock()
 
     async def examine(self, request: m.Examine) -> dict[str, Any]:
-        """Return the requested figures.
-
-        Raises:
-            RequestRefused: it would disturb a job, a worker is not there, or it cannot be measured.
-        """
+        """Return the requested figures."""
         if not request.worker:
             return self._own_figures()
         if request.what not in TIMEOUTS_S:
@@ -100,11 +96,7 @@ class MeasurementBroker:
         }
 
     async def order(self, name: str, measure: m.Measure, wait_s: float) -> dict[str, Any]:
-        """Have a worker do what an order says, whose number is set here; returns its figures.
-
-        Raises:
-            RequestRefused: it does not.
-        """
+        """Have a worker do what an order says, whose number is set here; returns its figures."""
         link = self._core.links.link_to(name)
         if link is None:
             raise RequestRefused(f"{name} is not connected")
@@ -126,11 +118,7 @@ class MeasurementBroker:
         return measured.figures
 
     async def clock(self, name: str) -> tuple[dict[str, Any], list[Reading]]:
-        """Read a worker's clock a few times; returns its other figures, too.
-
-        Raises:
-            RequestRefused: it does not answer.
-        """
+        """Read a worker's clock a few times; returns its other figures, too."""
         readings, figures = [], {}
         for _ in range(CLOCK_READINGS):
             sent_s = time.time()
@@ -193,12 +181,7 @@ class Profiles:
         self._last: dict[str, Any] = {}
 
     async def profile(self, request: m.Profile) -> dict[str, Any]:
-        """Have it recorded, and return the files' holders; or return those again, with new tickets.
-
-        Raises:
-            RequestRefused: the job does not run, another profile is under way, or no worker has
-                recorded anything.
-        """
+        """Have it recorded and return the files' holders, or those again with new tickets."""
         if request.file:
             return self._again(request)
         job = await self._running(request)

@@ -45,12 +45,7 @@ class PackageTransfer:
         self._answers = answers
 
     async def put(self, request: m.PutPackage, piece: bytes) -> dict[str, Any]:
-        """Take a piece in; the answer says how many bytes are here.
-
-        Raises:
-            RequestRefused: it is not taken.
-            TaskError: the digest is none, or does not name these bytes.
-        """
+        """Take a piece in; the answer says how many bytes are here."""
         needed: Collection[str] = ()
         if request.offset + len(piece) >= request.size:  # then others may have to make room
             needed = await self._needed()
@@ -66,23 +61,14 @@ class PackageTransfer:
         return {"have": have}
 
     async def check(self, digest: str) -> None:
-        """Check that a job's package is here; an empty name is none.
-
-        Raises:
-            RequestRefused: it is not.
-            TaskError: the digest is none.
-        """
+        """Check that a job's package is here; an empty name is none."""
         if digest and not await self._thread.run(self._archives.has, digest):
             raise RequestRefused(
                 f"{self._archives.noun} {short(digest)} is not here", remedy="submit the job again"
             )
 
     def ask(self, link: Link, request: m.GetPackage) -> None:
-        """Answer with PACKAGE, soon.
-
-        Raises:
-            ProtocolError: too many requests on this connection are not answered yet.
-        """
+        """Answer with PACKAGE, soon."""
         self._answers.begin(link, request, lambda: self._serve(link, request))
 
     async def _serve(self, link: Link, request: m.GetPackage) -> None:

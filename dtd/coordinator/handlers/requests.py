@@ -244,17 +244,17 @@ HANDLERS: Final[Mapping[type[m.Message], Handler]] = {
     m.RevokeCredential: credentials.revoke,
     m.ShowAuthority: credentials.show_authority,
 }
-"""The handler of each request; PUT_PACKAGE alone has a payload."""
+"""The handler of each request; PUT_PACKAGE alone has a payload.
+
+What a handler refuses it raises as a DtdError, mostly RequestRefused; the caller is told the reason
+and the remedy.
+"""
 
 CTL_REQUESTS: Final[tuple[type[m.Message], ...]] = (m.PutPackage, *HANDLERS)
 
 
 def ask(coordinator: Coordinator, link: Link, request: m.Message, payload: memoryview) -> None:
-    """Answer a request in its turn; the payload is copied.
-
-    Raises:
-        ProtocolError: REFUSED, it is not permitted, or too many are unanswered on this connection.
-    """
+    """Answer a request in its turn; the payload is copied."""
     coordinator.check_request(link, request)
     content = bytes(payload)
 
@@ -269,11 +269,7 @@ def ask(coordinator: Coordinator, link: Link, request: m.Message, payload: memor
 async def carry_out(
     coordinator: Coordinator, caller: Caller, request: m.Message, payload: bytes = b""
 ) -> dict[str, Any]:
-    """Perform a permitted request, and enter it if it changes something.
-
-    Raises:
-        DtdError: it cannot be done.
-    """
+    """Perform a permitted request, and enter it if it changes something."""
     if isinstance(request, m.PutPackage):
         work = functools.partial(coordinator.transfer_of(request).put, request, payload)
     else:

@@ -35,11 +35,7 @@ log = structlog.get_logger()
 def register(
     coordinator: Coordinator, link: Link, message: m.Register, _payload: memoryview
 ) -> None:
-    """The worker at the end of this connection registers; the core decides what it does then.
-
-    Raises:
-        ProtocolError: REFUSED, it may not.
-    """
+    """The worker at the end of this connection registers; the core decides what it does then."""
     coordinator.port.check(link, message)
     name = message.name
     host, *others = _data_hosts(coordinator, link, message)
@@ -65,9 +61,6 @@ def _data_hosts(core: Core, link: Link, message: m.Register) -> tuple[str, ...]:
     The one from which it calls need not be one of its host's.  A loopback address, or a name that
     the coordinator has for its own host, comes first.  The address of a router that translates
     comes last, because workers behind the same one reach each other at their own addresses.
-
-    Raises:
-        ProtocolError: REFUSED, it listens on IPv4 only, calls over IPv6, and has no IPv4 address.
     """
     if message.data_host not in ("", ANY_IPV4):
         return message.data_host, *message.others
@@ -174,11 +167,7 @@ def _newest(listed: Sequence[dict[str, Any]], step: int) -> list[dict[str, Any]]
 def on_report(
     coordinator: Coordinator, link: Link, message: m.Message, payload: memoryview
 ) -> None:
-    """Handle a registered worker's message.
-
-    Raises:
-        ProtocolError: it has not registered, or the message's form is not valid.
-    """
+    """Handle a registered worker's message."""
     name = coordinator.links.speaker(link)
     _check_form(message)
     answer = ANSWERED.get(type(message))

@@ -188,7 +188,6 @@ class AuditLog:
         self._budget = RefusalBudget()
 
     async def read(self, request: m.ReadAudit) -> dict[str, Any]:
-        """A page of entries."""
         return await self._thread.run(
             self._file.page, request.after, request.since_s, request.who, request.what
         )

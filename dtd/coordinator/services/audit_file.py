@@ -115,7 +115,6 @@ class AuditFile:
         return {"entries": entries, "next": entries[-1]["seq"] if entries else after}
 
     def _files(self) -> list[Path]:
-        """The files, oldest first."""
         return sorted(self._directory.glob("[0-9]*.jsonl"))
 
     def _current(self) -> Path:

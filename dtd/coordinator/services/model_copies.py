@@ -116,7 +116,6 @@ class Copies:
         return sorted(there & self._deleted), tuple(sorted(unknown))
 
     def left(self, worker: str) -> None:
-        """A worker's connection has ended."""
         self._hosts.pop(worker, None)
         for kept in self._versions.values():
             kept.making.discard(worker)
@@ -131,7 +130,6 @@ class Copies:
         return True
 
     def failed(self, version: str, worker: str, reason: str) -> None:
-        """A worker could not make the copy that it was to make."""
         kept = self._versions.get(version)
         if kept is not None and worker in kept.making:
             kept.making.discard(worker)

@@ -76,11 +76,7 @@ class ModelRegistry:
     # --- requests ----------------------------------------------------------------------------
 
     async def listed(self, request: m.ListModels) -> dict[str, Any]:
-        """The answer to LIST_MODELS: versions, the newest of each model first.
-
-        Raises:
-            RequestRefused: there is no such model, version or alias.
-        """
+        """The answer to LIST_MODELS: versions, the newest of each model first."""
         store, in_store = self._core.store, self._core.in_store
         if not request.name:
             found = await in_store(store.models.all)
@@ -115,11 +111,7 @@ class ModelRegistry:
     # --- changes -------------------------------------------------------------------------------
 
     async def register(self, request: m.RegisterModel, by: str) -> dict[str, Any]:
-        """Answer REGISTER_MODEL.
-
-        Raises:
-            RequestRefused: it cannot be done, with the reason.
-        """
+        """Answer REGISTER_MODEL."""
         check_name(request.name, "a model")
         _check_card(request.card)
         if not 1 <= request.copies <= MAX_COPIES:
@@ -158,7 +150,6 @@ class ModelRegistry:
         return {"models": [self._shown(version)]}
 
     async def alias(self, request: m.AliasModel) -> dict[str, Any]:
-        """Answer ALIAS_MODEL."""
         check_alias(request.alias)
         versions = await self._versions(request.name, request.version)
         if not request.version:
@@ -169,7 +160,6 @@ class ModelRegistry:
         return await self.listed(m.ListModels(name=request.name))
 
     async def describe(self, request: m.DescribeModel) -> dict[str, Any]:
-        """Answer DESCRIBE_MODEL."""
         _check_card(request.card)
         await self._versions(request.name, request.version)
         models = self._core.store.models
@@ -195,7 +185,6 @@ class ModelRegistry:
         return {"models": page(shown, most_bytes=LIST_BYTES)}
 
     async def delete(self, request: m.DeleteModel) -> dict[str, Any]:
-        """Answer DELETE_MODEL."""
         versions = await self._versions(request.name, request.version)
         shown = [self._shown(one) for one in versions]
         numbers = [one["number"] for one in versions]
@@ -217,7 +206,6 @@ class ModelRegistry:
         self._copies.left(worker)
 
     def lost(self, worker: str) -> None:
-        """A worker's connection has ended."""
         self._copies.left(worker)
         self._give_orders()
 

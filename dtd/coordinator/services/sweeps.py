@@ -120,11 +120,7 @@ class Sweeps:
         return {"sweep": name_of(number), "trials": spec.trials}
 
     async def cancel(self, name: str) -> dict[str, Any]:
-        """Carry out CANCEL_SWEEP.
-
-        Raises:
-            RequestRefused: there is no such sweep, or it has ended.
-        """
+        """Carry out CANCEL_SWEEP."""
         row = await self._row(name)
         run = self._runs.get(row["number"])
         if run is None:
@@ -137,16 +133,11 @@ class Sweeps:
         return {"sweep": name, "state": "cancelling"}
 
     async def listing(self) -> dict[str, Any]:
-        """The answer to LIST_SWEEPS."""
         rows = await self._core.in_store(self._core.store.sweeps.listed)
         return {"sweeps": [_row(one, self._spec(one)) for one in rows]}
 
     async def show(self, name: str) -> dict[str, Any]:
-        """The answer to SHOW_SWEEP.
-
-        Raises:
-            RequestRefused: there is no such sweep.
-        """
+        """The answer to SHOW_SWEEP."""
         row = await self._row(name)
         trials = await self._core.in_store(self._core.store.sweeps.trials, row["number"])
         spec = self._spec(row)
@@ -160,14 +151,12 @@ class Sweeps:
         }
 
     def evaluated(self, message: m.Evaluated) -> None:
-        """A job has been evaluated."""
         run, number = self._trial_of.get(message.job, (None, 0))
         if run is not None and run.news.qsize() < MAX_NEWS:
             told = (run, number, message.step, dict(message.metrics))
             run.news.put_nowait(functools.partial(self._on_evaluated, *told))
 
     def job_ended(self, job: Job) -> None:
-        """A job has ended."""
         run, number = self._trial_of.pop(job.id, (None, 0))
         if run is not None:
             run.news.put_nowait(functools.partial(self._on_ended, run, number, job))
@@ -347,7 +336,6 @@ class Sweeps:
         await self._core.in_store(self._core.store.sweeps.write_trial, run.number, trial)
 
     async def _settle(self, run: _Run, trial: Trial) -> None:
-        """A trial has ended."""
         await self._keep(run, trial)
         await self._ask(run.advisor.ended, trial)
 

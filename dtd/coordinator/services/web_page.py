@@ -81,7 +81,6 @@ class WebPage:
         )
 
     async def close(self) -> None:
-        """Serve it no more."""
         if self._server is not None:
             await self._server.close()
 
@@ -90,11 +89,7 @@ class WebPage:
         return f"{self._server.url}#/job/{job}" if self._server is not None else ""
 
     async def open(self, caller: Caller) -> dict[str, Any]:
-        """The answer to OPEN_WEB.
-
-        Raises:
-            RequestRefused: no page is served.
-        """
+        """The answer to OPEN_WEB."""
         if self._server is None:
             raise RequestRefused(
                 "this coordinator serves no web page",

@@ -188,7 +188,6 @@ class Database:
         self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def read(self, query: str, *values: object) -> list[sqlite3.Row]:
-        """The rows that a query finds."""
         return self._connection.execute(query, values).fetchall()
 
     @contextmanager
@@ -287,7 +286,6 @@ class StoreThread:
     async def run(
         self, function: Callable[..., T], *arguments: Any, turn: Turn = Turn.ORDINARY
     ) -> T:
-        """Have a function run and return its result."""
         return await asyncio.wrap_future(self._submit(turn, function, arguments))
 
     def later(

@@ -129,11 +129,9 @@ class Store:
         self.models = Models(self._database)
 
     def close(self) -> None:
-        """Close the file and give up the directory."""
         self._database.close()
 
     def fold(self) -> None:
-        """Bring the main file up to date with its log."""
         self._database.fold()
 
     def identity(self) -> str:
@@ -152,7 +150,6 @@ class Store:
     # --- jobs --------------------------------------------------------------------------------
 
     def next_job_number(self) -> int:
-        """A number that no job has had."""
         ((last,),) = self._database.read("SELECT COALESCE(MAX(number), 0) FROM jobs")
         return 1 + int(last)
 
@@ -196,12 +193,10 @@ class Store:
         return {digest for (digest,) in self._database.read(query, field) if digest}
 
     def last_generation(self) -> int:
-        """The highest generation number in any job."""
         query = "SELECT COALESCE(MAX(json_extract(body, '$.generation')), 0) FROM jobs"
         return int(self._database.read(query)[0][0])
 
     def last_ended(self) -> EndedJob | None:
-        """The job that ended last."""
         query = "SELECT body, ended_s FROM jobs WHERE ended_s NOT NULL AND deleted_s IS NULL"
         for body, ended_s in self._database.read(query + " ORDER BY ended_s DESC LIMIT 1"):
             return EndedJob(job=job_from_body(json.loads(body)), ended_s=ended_s)
@@ -245,19 +240,16 @@ class Store:
         return None
 
     def _lines_of(self, job_id: str) -> int:
-        """Return the number of stored lines that the job printed."""
         ((count,),) = self._database.read("SELECT COUNT(*) FROM logs WHERE job = ?", job_id)
         return int(count)
 
     def _incidents_of(self, job_id: str) -> dict[str, int]:
-        """Return the number of stored incidents of each kind."""
         query = "SELECT kind, COUNT(*) FROM events WHERE job = ? GROUP BY kind ORDER BY MIN(seq)"
         return {str(kind): int(count) for kind, count in self._database.read(query, job_id)}
 
     # --- events, logs, checkpoints ---------------------------------------------------------------
 
     def add_incident(self, incident: Incident) -> None:
-        """Append an incident."""
         with self._database.transaction(synced=False) as cursor:
             cursor.execute(
                 "INSERT INTO events"
@@ -290,7 +282,6 @@ class Store:
         return found
 
     def add_lines(self, job: str, rank: int, worker: str, lines: Iterable[str]) -> None:
-        """Append a job's output."""
         now = time.time()
         with self._database.transaction(synced=False) as cursor:
             cursor.executemany(

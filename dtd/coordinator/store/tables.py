@@ -70,24 +70,18 @@ class Annotations:
         self._database = database
 
     def of(self, job: str) -> dict[str, Any]:
-        """A job's tags and its note."""
         for tags, note in self._database.read("SELECT tags, note FROM notes WHERE job = ?", job):
             return {"tags": json.loads(tags), "note": note}
         return {"tags": [], "note": ""}
 
     def all(self) -> dict[str, dict[str, Any]]:
-        """Tags and note of each job that has any."""
         rows = self._database.read("SELECT job, tags, note FROM notes")
         return {job: {"tags": json.loads(tags), "note": note} for job, tags, note in rows}
 
     def change(
         self, job: str, *, add: Sequence[str], remove: Sequence[str], note: str | None
     ) -> dict[str, Any]:
-        """Add and remove tags, and replace the note unless it is None; returns what there is now.
-
-        Raises:
-            RequestRefused: a tag or the note is not valid.
-        """
+        """Add and remove tags, and replace the note unless it is None; return both."""
         known = self.of(job)
         tags = tagged(known["tags"], add=add, remove=remove)
         text = known["note"] if note is None else checked_note(note)
@@ -100,11 +94,7 @@ class Annotations:
 
 
 def tagged(tags: Sequence[str], *, add: Iterable[str], remove: Iterable[str]) -> tuple[str, ...]:
-    """The tags of a job after some were added and some removed, sorted.
-
-    Raises:
-        RequestRefused: a tag is not valid, one that is to go is not there, or there are too many.
-    """
+    """The tags of a job after some were added and some removed, sorted."""
     kept = set(tags)
     for tag in remove:
         if tag not in kept:
@@ -122,22 +112,14 @@ def tagged(tags: Sequence[str], *, add: Iterable[str], remove: Iterable[str]) ->
 
 
 def checked_tag(tag: str) -> str:
-    """The tag, if it is one.
-
-    Raises:
-        RequestRefused: it is not.
-    """
+    """The tag, if it is one."""
     if not _TAG.fullmatch(tag):
         raise RequestRefused(f"{shown(tag)} is not a tag", remedy=f"use {_TAG_WORDS}")
     return tag
 
 
 def checked_note(note: str) -> str:
-    """The note, if it is short enough.
-
-    Raises:
-        RequestRefused: it is too long.
-    """
+    """The note, if it is short enough."""
     if len(note) > MAX_NOTE_CHARACTERS:
         raise RequestRefused(
             f"a note may have {MAX_NOTE_CHARACTERS} characters, not {len(note)}",
@@ -169,11 +151,7 @@ class Models:
         card: str,
         make_id: Callable[[int], str],
     ) -> tuple[int, str]:
-        """Write the next version of a model down; returns its number and id.
-
-        Raises:
-            RequestRefused: there are too many.
-        """
+        """Write the next version of a model down; returns its number and id."""
         ((count,),) = self._database.read("SELECT COUNT(*) FROM models WHERE deleted_s IS NULL")
         if count >= MAX_VERSIONS:
             raise RequestRefused(
@@ -215,7 +193,6 @@ class Models:
         ]
 
     def names(self) -> list[str]:
-        """The names of all models."""
         rows = self._database.read("SELECT DISTINCT name FROM models WHERE deleted_s IS NULL")
         return [str(name) for (name,) in rows]
 
@@ -225,11 +202,7 @@ class Models:
         return {package for (package,) in self._database.read(query) if package}
 
     def alias(self, name: str, alias: str, number: int) -> None:
-        """Have an alias stand for a version; number 0 removes it.
-
-        Raises:
-            RequestRefused: the version was deleted meanwhile.
-        """
+        """Have an alias stand for a version; number 0 removes it."""
         with self._database.transaction(synced=True) as cursor:
             query = "SELECT 1 FROM models WHERE name = ? AND number = ? AND deleted_s IS NULL"
             if number and cursor.execute(query, (name, number)).fetchone() is None:
@@ -239,18 +212,13 @@ class Models:
                 cursor.execute("INSERT INTO model_aliases VALUES (?, ?, ?)", (name, alias, number))
 
     def describe(self, name: str, number: int, card: str) -> None:
-        """Replace the text of a version's card."""
         with self._database.transaction(synced=True) as cursor:
             cursor.execute(
                 "UPDATE models SET card = ? WHERE name = ? AND number = ?", (card, name, number)
             )
 
     def delete(self, name: str, numbers: Sequence[int]) -> None:
-        """Delete versions of a model.
-
-        Raises:
-            RequestRefused: an alias stands for one of them.
-        """
+        """Delete versions of a model."""
         with self._database.transaction(synced=True) as cursor:
             query = "SELECT alias, number FROM model_aliases WHERE name = ? ORDER BY alias"
             for alias, number in cursor.execute(query, (name,)).fetchall():
@@ -273,7 +241,6 @@ class Models:
                 )
 
     def deleted(self) -> list[str]:
-        """Ids of all versions that were deleted."""
         rows = self._database.read("SELECT id FROM models WHERE deleted_s NOT NULL")
         return [str(version) for (version,) in rows]
 
@@ -296,7 +263,6 @@ class Models:
             )
 
     def copies(self) -> dict[str, list[str]]:
-        """The workers that keep a copy of each version."""
         found: dict[str, list[str]] = {}
         for version, worker in self._database.read("SELECT id, worker FROM model_copies"):
             found.setdefault(version, []).append(worker)
@@ -335,7 +301,6 @@ class SweepTables:
             )
 
     def write_trial(self, number: int, trial: Trial, *, synced: bool = True) -> None:
-        """Write a trial down as it is."""
         with self._database.transaction(synced=synced) as cursor:
             cursor.execute(
                 "INSERT OR REPLACE INTO trials (sweep, number, job, body) VALUES (?, ?, ?, ?)",
@@ -343,7 +308,6 @@ class SweepTables:
             )
 
     def sweep(self, number: int) -> dict[str, Any] | None:
-        """Return a stored sweep, without its trials."""
         return next(iter(self._rows("SELECT * FROM sweeps WHERE number = ?", number)), None)
 
     def open_sweeps(self) -> list[dict[str, Any]]:
@@ -363,7 +327,6 @@ class SweepTables:
         return [{**dict(row), "spec": json.loads(row["spec"])} for row in rows]
 
     def trials(self, number: int) -> list[Trial]:
-        """A sweep's trials, by number."""
         query = "SELECT body FROM trials WHERE sweep = ? ORDER BY number"
         return [_trial(json.loads(body)) for (body,) in self._database.read(query, number)]
 

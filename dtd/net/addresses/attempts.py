@@ -45,15 +45,12 @@ class Attempts:
         return max(self._head_starts.values(), default=-math.inf)
 
     def connected(self, index: int, now: float) -> None:
-        """The TCP connection of an attempt is open."""
         if index in self._head_starts:
             self._head_starts[index] = now + ANSWER_S
 
     def failed(self, index: int) -> None:
-        """An attempt has failed."""
         self._head_starts.pop(index, None)
 
     @property
     def over(self) -> bool:
-        """Whether all attempts have failed."""
         return self._started == self._count and not self._head_starts

@@ -125,7 +125,6 @@ class Dialling(Generic[_Opened]):
     # --- LinkHandler, until a link is open -----------------------------------------------------
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
-        """The peer has answered: this is the link."""
         index = self._links.pop(link)
         self._is_open = True
         self._drop()
@@ -133,7 +132,6 @@ class Dialling(Generic[_Opened]):
         self._opened(cast(_Opened, link), self._addresses[index])
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
-        """An attempt has failed."""
         self._fail(link, error or DtdError("the link was closed"))
 
     def link_place(self, link: Link, message: m.Message, payload_bytes: int) -> memoryview | None:
@@ -141,7 +139,6 @@ class Dialling(Generic[_Opened]):
         raise ProtocolError(ErrorCode.WRONG_STATE, "a message before WELCOME")
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """Refuse it likewise."""
         raise ProtocolError(ErrorCode.WRONG_STATE, "a message before WELCOME")
 
 

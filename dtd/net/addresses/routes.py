@@ -21,7 +21,6 @@ class Routes:
         self._hosts: dict[str, str] = {}
 
     def addresses(self, one: Reachable) -> tuple[Address, ...]:
-        """Return the addresses of a worker, best first."""
         known = self._hosts.get(one.name)
         return tuple(sorted(addresses(one), key=lambda address: address.host != known))
 

@@ -145,7 +145,6 @@ class BlockingLink:
 
     @property
     def max_payload_bytes(self) -> int:
-        """The largest payload that both sides accept."""
         return self._session.max_payload_bytes
 
     @property
@@ -154,11 +153,9 @@ class BlockingLink:
         return bool(self._socket.getsockname()[0] == self._socket.getpeername()[0])
 
     def send_payload(self, message: m.Message, payload: bytes) -> None:
-        """Send a message with its payload."""
         self._send(b"".join(self._session.encode(message, payload)))
 
     def send(self, *messages: m.Message) -> None:
-        """Send messages, all at once."""
         self._send(b"".join(self._session.encode(message)[0] for message in messages))
 
     def _send(self, data: bytes) -> None:

@@ -172,7 +172,6 @@ class ControlClient:
                     return None
 
     def close(self) -> None:
-        """Close the connection."""
         self._link.close()
 
     def _unreachable(

@@ -143,7 +143,6 @@ class FetchClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
         self._link.close()
 
     def fetch(self, name: str, target: Path, *, on_bytes: OnBytes | None = None) -> None:

@@ -87,11 +87,9 @@ class DataServer:
         return bound
 
     def use(self, context: ssl.SSLContext) -> None:
-        """Use this TLS context for later connections."""
         self._server.use(context)
 
     def close(self) -> None:
-        """Close everything."""
         self._fetches.close()
         self._server.close(m.Goodbye(reason="the worker stops"))
 
@@ -105,11 +103,9 @@ class DataServer:
             self._answer(link, self._claims[link])
 
     def offer(self, resource: str, content: Resource) -> None:
-        """Let clients fetch this until `withdraw`."""
         self._fetches.offer(resource, content)
 
     def withdraw(self) -> None:
-        """End all offers, including those that clients wait for; checkpoints stay open."""
         self._fetches.withdraw()
 
     # --- callers -----------------------------------------------------------------------------
@@ -118,7 +114,6 @@ class DataServer:
         return CodingLink(self, accepts=DATA_ROLES, staging_bytes=RING_STAGING_BYTES)
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
-        """A caller has sent HELLO."""
         assert isinstance(message, m.Hello)
         self._claims[link] = message
         if message.scope:

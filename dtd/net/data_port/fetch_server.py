@@ -58,7 +58,6 @@ class FetchHandler:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
-        """Stop serving."""
         for task in self._tasks:
             task.cancel()
         self._coding.close()
@@ -126,7 +125,6 @@ class FetchHandler:
             )
 
     def forget(self, link: Link) -> None:
-        """A client's link has ended."""
         self._scopes.pop(link, None)
         self._open.pop(link, None)
         self._unanswered.pop(link, None)

@@ -186,14 +186,12 @@ class ByHand:
     # --- the training thread -----------------------------------------------------------------
 
     def load(self, spec: JobSpec) -> tuple[LoopTask, JobSpec]:
-        """Return the loop, which is the job's task."""
         assert self._task is not None
         assert self._worker is not None
         say(f"takes part in the job {spec.job.name} as {self._worker.config.name}")
         return self._task, spec
 
     def failed(self, error: BaseException) -> None:
-        """Keep the error of the training thread, for the loop."""
         self._error = error
 
 

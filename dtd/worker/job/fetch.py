@@ -105,7 +105,6 @@ class RangeScheduler:
 
     @property
     def over(self) -> bool:
-        """Nothing more is wanted."""
         return self._over
 
     def enter(self, link: BlockingLink) -> None:
@@ -127,7 +126,6 @@ class RangeScheduler:
             self._changed.notify_all()
 
     def end_thread(self) -> None:
-        """One thread less."""
         with self._changed:
             self._threads -= 1
             self._changed.notify_all()
@@ -159,7 +157,6 @@ class RangeScheduler:
             return self._missing.popleft() if self._missing and not self._over else None
 
     def received(self) -> None:
-        """One range has come."""
         with self._changed:
             self._lacking -= 1
             if not self._lacking:

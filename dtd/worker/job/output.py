@@ -102,7 +102,6 @@ class OutputPipe:
             return [*self._recent, *([self._rest] if self._rest else [])]
 
     def forget(self) -> None:
-        """Begin the tail anew."""
         with self._lock:
             self._recent.clear()
 

@@ -67,11 +67,9 @@ class CommittedStep:
                 self.before = (generation, step) if job_digest == self._job else (0, 0)
 
     def begin(self, generation: int) -> None:
-        """The next commits are of this generation."""
         self._write(_RECORD.pack(generation, self._job, 0), 0)
 
     def committed(self, step: int) -> None:
-        """A step is committed."""
         self._write(_STEP.pack(step), _RECORD.size - _STEP.size)
 
     def _write(self, content: bytes, offset: int) -> None:
@@ -162,11 +160,9 @@ class JobReporter(Reporter):
         )
 
     def progress(self) -> None:
-        """Record progress of the training thread."""
         self._watch.mark(time.monotonic())
 
     def begins(self, kind: str, shape: Hashable = None) -> None:
-        """Work of a kind begins: the first of a kind may take long."""
         specialises = self._on_gpu or _COMPILER in sys.modules
         self._watch.begins(kind, shape, specialises=specialises)
 
@@ -196,7 +192,6 @@ class JobReporter(Reporter):
         self._rows += record.rows
 
     def flush(self) -> None:
-        """Send the progress that was held back."""
         if self._rank != 0 or self._step is None:
             return
         if self._step.step != self._told_step:
@@ -205,7 +200,6 @@ class JobReporter(Reporter):
             self._tell_progress(self._step)
 
     def evaluated(self, record: EvalRecord) -> None:
-        """An evaluation is complete; all ranks have the same figures."""
         self._log.info("evaluated", **dataclasses.asdict(record))
         if record.step != self._logged_step:
             self._tell_logged()
@@ -224,7 +218,6 @@ class JobReporter(Reporter):
         self._logged_told = True
 
     def agreed(self, key: StateKey, digest: bytes) -> None:
-        """All ranks hold this state, which is to be saved."""
         agreed = m.Agreed(
             job=self._job, generation=key.generation, step=key.step, digest=digest.hex()
         )
@@ -256,7 +249,6 @@ class JobReporter(Reporter):
         )
 
     def memory_measured(self, record: MemoryRecord) -> None:
-        """Memory was measured; heartbeats tell of it."""
         self._log.info("memory_measured", **record.measured)
         self._memory = tuple(
             m.MemoryPart(
@@ -266,14 +258,12 @@ class JobReporter(Reporter):
         )
 
     def warning(self, event: str, message: str) -> None:
-        """Something the operator should know."""
         if event == "checkpoint_failed":
             self.disk_failure = message
         self._log.warning(event, message=message)
         self.notice(event, message)
 
     def notice(self, event: str, message: str) -> None:
-        """Something for the job's events."""
         self._tell(m.Notice(job=self._job, event=event, message=cut(message)))
 
     def _tell_progress(self, record: StepRecord) -> None:

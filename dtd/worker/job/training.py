@@ -204,16 +204,13 @@ class Training:
             self._context = context
 
     def break_ring(self, reason: str) -> None:
-        """Leave the generation."""
         assert self.ring is not None
         self.ring.endpoint.end(reason)
 
     def save(self, save: m.Save) -> None:
-        """Have the state written that is held."""
         self._thread.save(save)
 
     def end_at_boundary(self, *, stop: bool, leave: bool) -> None:
-        """Have the generation end after a step."""
         self._reporter.end_at_boundary(stop=stop, leave=leave)
 
     def heartbeat_fields(self, interval_s: float) -> dict[str, Any]:

@@ -81,7 +81,6 @@ class StateDirectory:
         return {HANDED_OVER: str(self._lock)}
 
     def close(self) -> None:
-        """Give the directory up."""
         os.close(self._lock)
 
 

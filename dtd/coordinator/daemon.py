@@ -110,7 +110,6 @@ class Daemon:
         """Send GOODBYE on all connections and close the store."""
         coordinator = self.coordinator
         coordinator.stop()
-        coordinator.reports.close()
         await coordinator.web.close()
         coordinator.port.close(m.Goodbye(reason="the coordinator is stopping"))
         await asyncio.to_thread(coordinator.metrics.exposition.close)

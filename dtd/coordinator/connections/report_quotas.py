@@ -5,7 +5,6 @@ What a worker reports beyond its quota is dropped; the output, an event and a fi
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
@@ -86,14 +85,14 @@ class ReportQuotas:
         self._waiting: deque[_Batch] = deque()
         self._put_bytes = 0
         self._written_bytes = 0  # counted by the store's thread alone
-        self._timer: asyncio.TimerHandle | None = None
-        self._tells_at_s = 0.0
 
     def accepts(self, worker: str, message: m.Message) -> bool:
         """Whether a message is no notice beyond its worker's quota.
 
-        One of a failed checkpoint counts always: it may answer SAVE.
+        One of a failed checkpoint counts always: it may answer SAVE.  Called for every report, so
+        that what was dropped is told even if nothing more is.
         """
+        self._tell(worker)
         if not isinstance(message, m.Notice) or message.event == "checkpoint_failed":
             return True
         allowed = self._reporter(worker).notices.takes(1, self._clock())
@@ -116,10 +115,6 @@ class ReportQuotas:
             lines.append(f"... {left_out} lines dropped: {limit}")
         for begin in range(0, len(lines), LINES_AT_ONCE):
             self._put(message.job, message.rank, worker, lines[begin : begin + LINES_AT_ONCE])
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
 
     def _reporter(self, worker: str) -> _Reporter:
         known = self._reporters.pop(worker, None) or _Reporter(self._lines_per_s)
@@ -151,31 +146,18 @@ class ReportQuotas:
 
     def _drop(self, worker: str, kind: str, count: int) -> None:
         self.dropped[worker, kind] += count
-        reporter = self._reporter(worker)
-        reporter.untold[kind] += count
-        self._tell_at(reporter.told_s + TELL_EVERY_S)
+        self._reporter(worker).untold[kind] += count
+        self._tell(worker)
 
-    def _tell_at(self, at_s: float) -> None:
-        """Tell at this time, or when it was to be told anyway, if that is earlier."""
-        if self._timer is not None:
-            if self._tells_at_s <= at_s:
-                return
-            self._timer.cancel()
-        self._tells_at_s = at_s
-        pause_s = max(0.0, at_s - self._clock())
-        self._timer = asyncio.get_running_loop().call_later(pause_s, self._tell)
-
-    def _tell(self) -> None:
-        self._timer, now = None, self._clock()
-        for worker, reporter in self._reporters.items():
-            if reporter.untold and now - reporter.told_s >= TELL_EVERY_S:
-                counts, reporter.untold, reporter.told_s = reporter.untold, Counter(), now
-                what = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
-                why = f"{worker} reports more than its quota; dropped: {what}"
-                self._tell_operators("share_exceeded", why, worker=worker, **counts)
-        waits = [one.told_s for one in self._reporters.values() if one.untold]
-        if waits:
-            self._tell_at(min(waits) + TELL_EVERY_S)
+    def _tell(self, worker: str) -> None:
+        """Tell operators what was dropped, at most once in a while."""
+        reporter, now = self._reporters.get(worker), self._clock()
+        if reporter is None or not reporter.untold or now - reporter.told_s < TELL_EVERY_S:
+            return
+        counts, reporter.untold, reporter.told_s = reporter.untold, Counter(), now
+        what = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
+        why = f"{worker} reports more than its quota; dropped: {what}"
+        self._tell_operators("share_exceeded", why, worker=worker, **counts)
 
 
 def first_lines(payload: bytes, most_lines: int, most_bytes: int) -> list[bytes]:

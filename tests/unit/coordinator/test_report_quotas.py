@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dtd.coordinator.connections.report_quotas import NOTICES_BURST, ReportQuotas
+from dtd.coordinator.connections.report_quotas import NOTICES_BURST, TELL_EVERY_S, ReportQuotas
 from dtd.wire import messages as m
 
 
@@ -54,9 +54,7 @@ class World:
 
 @pytest.fixture
 async def world():
-    made = World()
-    yield made
-    made.desk.close()
+    return World()
 
 
 async def test_notices_beyond_the_share_are_dropped_and_an_answer_to_save_is_not(world):
@@ -83,3 +81,12 @@ async def test_a_second_worker_is_told_of_at_once_while_the_first_goes_on(world)
         exceed("first")  # told of in a minute
         exceed("second")
         assert (await world.told.get())[2] == "second"
+
+
+async def test_what_was_dropped_meanwhile_is_told_with_a_later_report(world):
+    world.output(b"\n" * 6000)
+    world.output(b"\n" * 10)
+    world.now += TELL_EVERY_S
+    assert world.desk.accepts("w", m.Evaluated(job="j", step=1, metrics={}))
+    told = [world.told.get_nowait()[3]["lines"] for _ in range(2)]
+    assert told == [2001, 11]

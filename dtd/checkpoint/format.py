@@ -27,15 +27,12 @@ import xxhash
 
 from dtd.checkpoint.tensor_file import (
     AVERAGES_FILE,
-    FILES,
     MODEL_FILE,
     OPTIMIZER_FILE,
     FileInfo,
-    FileMerge,
     Part,
     PartFiles,
     TensorFile,
-    placed,
 )
 from dtd.engine.shards import WHOLE, ShardSet
 from dtd.errors import CheckpointError
@@ -196,8 +193,6 @@ def inspect(path: Path) -> Manifest:
         raise CheckpointError(f"{path / MANIFEST_FILE} lists {', '.join(sorted(manifest.files))}")
     for name, info in manifest.files.items():
         _check_size(path / name, info)
-    if manifest.part is not None:
-        _check_part(path, manifest)
     return manifest
 
 
@@ -218,20 +213,6 @@ def part_files(path: Path, manifest: Manifest, holder: str) -> PartFiles:
     """The files of a part, for `FileMerge`."""
     assert manifest.part is not None, "a whole checkpoint is not assembled"
     return PartFiles(holder=holder, directory=path, tensors=manifest.tensors, part=manifest.part)
-
-
-def _check_part(path: Path, manifest: Manifest) -> None:
-    """Compare the tensors in a part's files with those that its manifest lists."""
-    part = part_files(path, manifest, str(path))
-    unlisted = part.part.tensors.keys() - set(manifest.tensors)
-    if unlisted:
-        raise CheckpointError(f"{path / MANIFEST_FILE} has shards of {', '.join(sorted(unlisted))}")
-    order = [FILES.index(placed(name)[0]) for name in manifest.tensors]
-    if order != sorted(order):
-        raise CheckpointError(f"{path / MANIFEST_FILE} does not list tensors file by file")
-    for name in manifest.files:
-        with FileMerge(name, [part]):  # it compares them
-            pass
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -268,21 +249,12 @@ def read_manifest(path: Path) -> Manifest:
             raise CheckpointError(f"{file} does not match its hash")
         files = {name: FileInfo(**info) for name, info in content.pop("files").items()}
         tensors = tuple(content.pop("tensors"))
-        part = _read_part(content)
+        part = Part.from_mapping(content.pop("part")) if "part" in content else None
         return Manifest(**content, files=files, tensors=tensors, part=part)
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file} is torn or is no manifest: {error}") from error
-
-
-def _read_part(content: dict[str, Any]) -> Part | None:
-    """Take the part out of a manifest's content; only the format of parts has one."""
-    if (content["format"] == PART_FORMAT) != ("part" in content):
-        raise ValueError(
-            f"format {content['format']} {'with' if 'part' in content else 'without'} a part"
-        )
-    return Part.from_mapping(content.pop("part")) if "part" in content else None
 
 
 def _hash_of(content: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import re
@@ -32,7 +33,7 @@ from dtd.datasets.local import in_environment
 from dtd.diagnostics import Diagnostic
 from dtd.errors import CheckpointError, DtdError, RequestRefused
 from dtd.net.addresses.routes import addresses
-from dtd.net.clients.blocking_link import BlockingLink, Connect, connect_tcp, first_link
+from dtd.net.clients.blocking_link import BlockingLink, first_link
 from dtd.net.clients.fetch_client import file_digest, open_resource
 from dtd.net.data_port.fetch_server import MAX_REQUESTS_AHEAD
 from dtd.net.data_port.resources import PROBE_SCOPE, Resource, file_blob
@@ -120,24 +121,19 @@ def _open_link(
 ) -> tuple[BlockingLink, Address]:
     """Call the worker that `message` names at one of these addresses; what it sends is dropped."""
     scratch = memoryview(bytearray(MOST_RANGE_BYTES))
-
-    def open_at(address: Address, connect: Connect) -> BlockingLink:
-        return BlockingLink(
-            address,
-            role=m.Role.FETCH,
-            name=by,
-            timeout_s=timeout_s,
-            entry=DataCredential(
-                secret=message.ticket_key,
-                scope=PROBE_SCOPE,
-                expires_s=message.ticket_expires_s,
-            ),
-            place=lambda _message, size: scratch[:size] if 0 < size <= len(scratch) else None,
-            connect=connect,
-            peer_name=message.name,
-        )
-
-    return first_link(to, open_at, connect_tcp)
+    entry = DataCredential(
+        secret=message.ticket_key, scope=PROBE_SCOPE, expires_s=message.ticket_expires_s
+    )
+    open_at = functools.partial(
+        BlockingLink,
+        role=m.Role.FETCH,
+        name=by,
+        timeout_s=timeout_s,
+        entry=entry,
+        place=lambda _message, size: scratch[:size] if 0 < size <= len(scratch) else None,
+        peer_name=message.name,
+    )
+    return first_link(to, open_at)
 
 
 def _link_figures(message: m.Measure, by: str) -> dict[str, Any]:

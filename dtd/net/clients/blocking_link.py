@@ -9,6 +9,7 @@ and `fetch_client` turn the first two into sentences.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import queue
@@ -80,9 +81,6 @@ class BlockingLink:
         place: provides payload memory; without it each payload gets its own.
         coding: the coding of payloads that the caller can undo; 0: none.
         peer_name: the name that the other side must state in WELCOME; empty: any.
-
-    Attributes:
-        peer_name: the name that the other side states in WELCOME.
     """
 
     def __init__(
@@ -95,6 +93,7 @@ class BlockingLink:
         entry: DataCredential | None = None,
         place: Place | None = None,
         connect: Connect = connect_tcp,
+        connected: Callable[[], object] = lambda: None,
         coding: int = 0,
         peer_name: str = "",
     ) -> None:
@@ -113,11 +112,11 @@ class BlockingLink:
             self._socket = call(address, timeout_s)
         else:
             self._socket = connect(address, timeout_s)
+        connected()
         try:
             self._shake_hands(role, name, entry, coding)
             welcome, _ = self.receive(timeout_s=deadline_s - time.monotonic())
             assert isinstance(welcome, m.Welcome), "the session accepts nothing else"
-            self.peer_name = welcome.name
             self._send(self._session.data_to_send())
         except BaseException:
             self.close()
@@ -223,31 +222,24 @@ def _remaining_s(deadline_s: float, silence_s: float) -> float | None:
 
 # --- several addresses ----------------------------------------------------------------------------
 
-OpenAt = Callable[[Address, Connect], BlockingLink]
-"""Opens a link at an address, over connections that the given function makes."""
-
 _Outcome = tuple[int, BlockingLink | OSError | DtdError | None]
 
 
 def first_link(
-    to: Sequence[Address], open_at: OpenAt, connect: Connect
+    to: Sequence[Address], open_at: Callable[..., BlockingLink]
 ) -> tuple[BlockingLink, Address]:
-    """Open a link at the first address that answers; blocking, each attempt in its own thread.
+    """Open a link at the first address that answers, best first; blocking, each in its own thread.
 
     Args:
-        to: the peer's addresses, best first.
-        open_at: completes the handshake.
-        connect: makes the connections.
-
-    Returns:
-        the link, and its address.
+        to: the peer's addresses.
+        open_at: a `BlockingLink` that lacks only its address.
 
     Raises:
         OSError, DtdError: as `open_at` at the first address; no other one has answered either.
     """
     if len(to) == 1:
-        return open_at(to[0], connect), to[0]
-    race = _Race(to, open_at, connect)
+        return open_at(to[0]), to[0]
+    race = _Race(to, open_at)
     try:
         return race.run()
     finally:
@@ -257,8 +249,8 @@ def first_link(
 class _Race:
     """The threads of one `first_link`."""
 
-    def __init__(self, to: Sequence[Address], open_at: OpenAt, connect: Connect) -> None:
-        self._to, self._open_at, self._connect = to, open_at, connect
+    def __init__(self, to: Sequence[Address], open_at: Callable[..., BlockingLink]) -> None:
+        self._to, self._open_at = to, open_at
         self._attempts = Attempts(len(to))
         self._outcomes: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -296,14 +288,10 @@ class _Race:
             _close(self._outcomes.get()[1])
 
     def _try(self, index: int) -> None:
-        def connect(address: Address, timeout_s: float) -> socket.socket:
-            made = self._connect(address, timeout_s)
-            self._outcomes.put((index, None))
-            return made
-
         outcome: BlockingLink | OSError | DtdError
+        connected = functools.partial(self._outcomes.put, (index, None))
         try:
-            outcome = self._open_at(self._to[index], connect)
+            outcome = self._open_at(self._to[index], connected=connected)
         except (OSError, DtdError) as error:
             outcome = error
         with self._lock:

@@ -13,6 +13,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
@@ -115,8 +116,8 @@ class FetchClient:
         with self._failures_told():
             self._link, address = first_link(
                 to,
-                lambda address, connect: BlockingLink(
-                    address,
+                partial(
+                    BlockingLink,
                     role=m.Role.FETCH,
                     name=CLIENT_NAME,
                     timeout_s=timeout_s,
@@ -124,7 +125,6 @@ class FetchClient:
                     connect=connect,
                     coding=PLANES,
                 ),
-                connect,
             )
         self._where = f"{resource} at {address}"
         try:

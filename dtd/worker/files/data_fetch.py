@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import structlog
@@ -60,8 +61,8 @@ class SourceLink:
         )
         self._link, _ = first_link(
             addresses(source),
-            lambda address, connect: BlockingLink(
-                address,
+            partial(
+                BlockingLink,
                 role=m.Role.FETCH,
                 name=by,
                 timeout_s=SILENCE_S,
@@ -70,7 +71,6 @@ class SourceLink:
                 connect=connect,
                 peer_name=source.name,
             ),
-            connect,
         )
         try:
             blobs, _ = open_resource(self._link, resource, silence_s=SILENCE_S)

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused, RingBroken
@@ -328,18 +329,17 @@ class _Fetch:
         try:
             link, address = first_link(
                 self._routes.addresses(donor),
-                lambda address, connect: BlockingLink(
-                    address,
+                partial(
+                    BlockingLink,
                     role=m.Role.FETCH,
                     name=self._by,
                     timeout_s=self._silence_s,
                     entry=self._entry,
-                    connect=connect,
-                    place=lambda message, size: self._place(lane, message, size),
+                    connect=self._connect,
+                    place=partial(self._place, lane),
                     coding=self._coding,
                     peer_name=donor.name,
                 ),
-                self._connect,
             )
             self._routes.answered(donor, address)
             self.stripes.enter(link)

@@ -6,6 +6,8 @@ import contextlib
 import math
 import socket
 import threading
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from dtd.address import Address
 from dtd.errors import ProtocolError
 from dtd.net.addresses.attempts import ANSWER_S, CONNECT_S, Attempts
 from dtd.net.addresses.routes import Routes, addresses
-from dtd.net.clients.blocking_link import BlockingLink, connect_tcp, first_link
+from dtd.net.clients.blocking_link import BlockingLink, first_link
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
 
@@ -92,28 +94,24 @@ def test_an_address_that_is_no_longer_offered_is_not_tried() -> None:
 
 
 def open_at(server):
-    def open_one(address: Address, connect) -> BlockingLink:
-        return BlockingLink(
-            address,
-            role=m.Role.FETCH,
-            name="tool",
-            timeout_s=PATIENCE_S,
-            entry=DataCredential(secret=server.secret),
-            connect=connect,
-        )
-
-    return open_one
+    return partial(
+        BlockingLink,
+        role=m.Role.FETCH,
+        name="tool",
+        timeout_s=PATIENCE_S,
+        entry=DataCredential(secret=server.secret),
+    )
 
 
 def test_a_link_is_opened_where_the_peer_answers(server, free_address) -> None:
-    link, address = first_link([free_address, server.address], open_at(server), connect_tcp)
+    link, address = first_link([free_address, server.address], open_at(server))
     with contextlib.closing(link):
         assert address == server.address
 
 
 def test_the_failure_of_the_first_address_is_raised_if_none_answers(server, free_address) -> None:
     with pytest.raises(ConnectionRefusedError):
-        first_link([free_address, free_address], open_at(server), connect_tcp)
+        first_link([free_address, free_address], open_at(server))
 
 
 def test_a_host_that_answers_without_the_keys_is_passed_over(server) -> None:
@@ -127,7 +125,7 @@ def test_a_host_that_answers_without_the_keys_is_passed_over(server) -> None:
         stranger = threading.Thread(target=answer)
         stranger.start()
         to = [Address(*other.getsockname()), server.address]
-        link, address = first_link(to, open_at(server), connect_tcp)
+        link, address = first_link(to, open_at(server))
         with contextlib.closing(link):
             assert address == server.address
         stranger.join(PATIENCE_S)
@@ -138,15 +136,15 @@ def test_a_link_that_opens_too_late_is_closed(server) -> None:
     plain = open_at(server)
     slow, fast = Address("10.0.0.1", 1), server.address
 
-    def open_one(address: Address, connect) -> BlockingLink:
+    def open_one(address: Address, **connected: Any) -> BlockingLink:
         if address != slow:
-            return plain(address, connect)
+            return plain(address, **connected)
         goes_on.wait(PATIENCE_S)
-        made.append(plain(fast, connect))
+        made.append(plain(fast, **connected))
         made[0].close = opened.set  # type: ignore[method-assign]
         return made[0]
 
-    link, address = first_link([slow, fast], open_one, connect_tcp)
+    link, address = first_link([slow, fast], open_one)
     goes_on.set()
     assert address == fast
     assert opened.wait(PATIENCE_S)
@@ -154,8 +152,8 @@ def test_a_link_that_opens_too_late_is_closed(server) -> None:
 
 
 def test_the_error_of_a_single_address_is_its_own(server) -> None:
-    def refuse(address: Address, connect) -> BlockingLink:
+    def refuse(address: Address) -> BlockingLink:
         raise ProtocolError(5, "no")  # type: ignore[arg-type]
 
     with pytest.raises(ProtocolError, match="no"):
-        first_link([server.address], refuse, connect_tcp)
+        first_link([server.address], refuse)

@@ -85,7 +85,6 @@ class ControlConnection:
         self._was_welcome = self._was_registered = self._leaving = self._owes_answer = False
         self._detector: Detector | None = None
         self._calls = ""
-        self._calling_since: float | None = None
         self._trouble: _Trouble | None = None
         self._logged: dict[str, Diagnostic] = {}
         self.diagnostic: Diagnostic | None = None
@@ -145,12 +144,11 @@ class ControlConnection:
         self._disconnected.clear()
         self._was_welcome = self._was_registered = False
         self._trouble = None
-        self._calls, self._calling_since = str(target), asyncio.get_running_loop().time()
+        self._calls = str(target)
         trouble = await self._connect(target)
         if trouble is None:
             await self._disconnected.wait()
             trouble = self._trouble
-        self._calling_since = None
         if trouble is not None:
             self._note(await self._with_times(trouble, target))
         return self._was_registered
@@ -223,8 +221,6 @@ class ControlConnection:
 
     def look(self, now: float) -> None:
         """Cut the connection if nothing has come back for too long."""
-        if self._calling_since is not None and now - self._calling_since > CONNECT_TIMEOUT_S:
-            self._note(diagnostics.no_answer(self._calls, CONNECT_TIMEOUT_S))
         if self._link is None or self._detector is None:
             return
         for _, reason in self._detector.suspects(now):
@@ -243,7 +239,6 @@ class ControlConnection:
     def _on_open(self, link: Link) -> None:
         self._link, self._detector, self._was_welcome = link, None, True
         self._owes_answer = False
-        self._calling_since = None
         self._opened()
 
     def link_place(

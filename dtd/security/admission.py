@@ -14,17 +14,10 @@ from dtd.errors import RequestRefused
 from dtd.security import certificates, identity
 from dtd.security.authority import Authority, Enrolment
 from dtd.security.credential_book import REVOKED_REMEDY, IssuedRecord
+from dtd.wire import messages as m
 
 MAX_RENEWED: Final = 8
 """Certificates of a credential that count at a time, and two more for each of its workers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Renewal:
-    """A certificate (PEM) that renews another one; or why it is not time for it."""
-
-    certificate_pem: bytes = b""
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +84,8 @@ def _living_of(authority: Authority, credential: str) -> list[IssuedRecord]:
     return [one for one in living if one.credential == credential]
 
 
-def renew(authority: Authority, who: identity.Identity, request_pem: str) -> Renewal:
-    """A certificate that renews the one shown on the connection.
+def renew(authority: Authority, who: identity.Identity, request_pem: str) -> m.Renewed:
+    """A certificate that renews the one shown on the connection, or why it is not time for one.
 
     Raises:
         RequestRefused: the request is not acceptable, or the shown certificate is not valid.
@@ -105,10 +98,10 @@ def renew(authority: Authority, who: identity.Identity, request_pem: str) -> Ren
     if not authority.is_due(who):
         from_s = authority.renewed_from_s(who.issued_s, who.expires_s)
         day = dt.datetime.fromtimestamp(from_s, dt.UTC)
-        return Renewal(reason=f"it can be renewed from {day:%Y-%m-%d %H:%M} UTC on")
+        return m.Renewed(reason=f"it can be renewed from {day:%Y-%m-%d %H:%M} UTC on")
     before = _living_of(authority, who.credential)
     if len(before) >= _most_of(who.workers or ()):
-        return Renewal(reason=_enough(before))
+        return m.Renewed(reason=_enough(before))
     key = certificates.requested_key(request_pem)
     request = Enrolment(role=who.role, name=who.name, workers=who.workers or ())
     issued = authority.issue(
@@ -117,7 +110,7 @@ def renew(authority: Authority, who: identity.Identity, request_pem: str) -> Ren
         token="",
         credential=who.credential,
     )
-    return Renewal(certificate_pem=issued)
+    return m.Renewed(certificate_pem=issued.decode())
 
 
 def _most_of(workers: tuple[str, ...]) -> int:

@@ -56,7 +56,6 @@ class Identity:
         name: the peer's name within the role, or a description of an unknown peer.
         serial: of the certificate, lower-case hexadecimal; empty without one.
         where: how it is known: "certificate" or "socket".
-        cluster: id of the cluster that the certificate belongs to; empty without one.
         uid: the user's number on this host, where the kernel has stated it; else None.
         workers: the names that the peer may register; None: any, since the user is known.
         credential: the serial of the credential's first certificate; renewed ones keep it.
@@ -69,7 +68,6 @@ class Identity:
     name: str
     serial: str = ""
     where: str
-    cluster: str = ""
     workers: tuple[str, ...] | None = None
     credential: str = ""
     issued_s: float = 0.0
@@ -149,7 +147,6 @@ def of_certificate(certificate: Mapping[str, Any] | None, der: bytes | None) -> 
         name=name,
         serial=serial,
         where="certificate",
-        cluster=found[0]["cluster"],
         workers=tuple(workers),
         credential=first[0] if first else serial,
         issued_s=float(ssl.cert_time_to_seconds(certificate["notBefore"])),

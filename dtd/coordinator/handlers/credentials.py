@@ -26,7 +26,7 @@ from dtd.net.limits import origin_of
 from dtd.net.link import Link
 from dtd.net.rates import Pacing
 from dtd.security import admission
-from dtd.security.admission import Admitted, Renewal
+from dtd.security.admission import Admitted
 from dtd.security.authority import Authority, Enrolment
 from dtd.security.credential_book import IssuedRecord
 from dtd.security.identity import WORKER, split_names, worker_names
@@ -345,16 +345,12 @@ class Renewals:
         port, who = self._core.port, link.identity
         if port.authority is None or who is None:
             raise RequestRefused("the request shows no certificate that can be renewed")
-        renewal: Renewal = await self._core.in_store(
+        renewed = await self._core.in_store(
             admission.renew, port.authority, who, request.request_pem
         )
-        if renewal.certificate_pem:
+        if renewed.certificate_pem:
             log.info("credential_renewed", role=who.role, name=who.name, host=link.peer_host())
-        return m.Renewed(
-            certificate_pem=renewal.certificate_pem.decode(),
-            coordinators=",".join(map(str, port.coordinators)),
-            reason=renewal.reason,
-        )
+        return dataclasses.replace(renewed, coordinators=",".join(map(str, port.coordinators)))
 
     async def _renew_own(self, authority: Authority) -> None:
         in_store, port = self._core.in_store, self._core.port

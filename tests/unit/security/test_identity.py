@@ -33,7 +33,6 @@ def test_a_certificate_names_its_holder() -> None:
         name="host7",
         serial="a1b",
         where="certificate",
-        cluster=CLUSTER,
         workers=("host7", "host7-cpu"),
         credential="ab12",
         issued_s=1767225600.0,

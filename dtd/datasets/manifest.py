@@ -29,8 +29,6 @@ MAX_FILES: Final = 500_000
 MAX_BYTES: Final = 1 << 40
 MAX_MANIFEST_BYTES: Final = 64 * 1024 * 1024
 MAX_PATH_BYTES: Final = 4096
-_HASH_CHARACTERS: Final = 64
-_HEX: Final = frozenset("0123456789abcdef")
 
 Progress = Callable[[], None]
 
@@ -117,14 +115,6 @@ def _checked(content: Any) -> Manifest:
     if len(listed) > MAX_FILES or (single and len(listed) != 1):
         raise ValueError(f"it lists {len(listed)} files")
     files = tuple(_checked_file(one) for one in listed)
-    paths = [path for path, _ in files]
-    if paths != sorted(set(paths), key=os.fsencode):
-        raise ValueError("its files are not in order")
-    parents = {parent for path in paths for parent in _parents(path)}
-    if not parents.isdisjoint(paths):
-        raise ValueError("a file of it is a directory as well")
-    if not all(isinstance(one, str) and _is_hash(one) for one in chunks):
-        raise ValueError("a chunk of it has no hash")
     size_bytes = sum(size for _, size in files)
     if size_bytes > MAX_BYTES or len(chunks) != -(-size_bytes // CHUNK_BYTES):
         raise ValueError(f"{len(chunks)} chunks do not make {size_bytes} bytes")
@@ -143,17 +133,6 @@ def _checked_file(entry: Any) -> tuple[str, int]:
     ):
         raise ValueError(f"{path[:100]!r} is not the path of a file")
     return path, size
-
-
-def _parents(path: str) -> Iterator[str]:
-    at = path.rfind("/")
-    while at > 0:
-        yield path[:at]
-        at = path.rfind("/", 0, at)
-
-
-def _is_hash(text: str) -> bool:
-    return len(text) == _HASH_CHARACTERS and _HEX.issuperset(text)
 
 
 def first_difference(one: Manifest, other: Manifest) -> str:

@@ -15,7 +15,7 @@ from xxhash import xxh3_64_hexdigest
 
 from dtd.checkpoint.assemble import gathered, settled
 from dtd.checkpoint.choice import part_of
-from dtd.checkpoint.tensor_file import FileMerge, Part, PartFiles
+from dtd.checkpoint.tensor_file import AVERAGES_FILE, MODEL_FILE, FileMerge, Part, PartFiles
 from dtd.errors import CheckpointError, UsageError
 from dtd.net.clients.blocking_link import Connect
 from dtd.net.clients.fetch_client import FetchClient, addresses_in, file_digest
@@ -26,8 +26,6 @@ Checkpoint = Mapping[str, Any]
 Say = Callable[[str], None]
 """Tells a user, or a log, something that is no failure of the whole."""
 
-WEIGHTS_FILE: Final = "model.safetensors"
-AVERAGES_FILE: Final = "ema.safetensors"
 _PARTS: Final = ".parts"
 """A directory beside the target, with fetched bytes of parts that are not merged yet."""
 
@@ -106,7 +104,8 @@ def merge_parts(parts: Sequence[PartFiles], directory: Path) -> list[Path]:
         OSError: it cannot be written to.
     """
     (directory / _PARTS).mkdir(exist_ok=True)
-    names = [name for name in (WEIGHTS_FILE, AVERAGES_FILE) if _has(parts[0], name)]
+    held = parts[0].directory
+    names = [name for name in (MODEL_FILE, AVERAGES_FILE) if (held / name).exists()]
     targets = [_merge(name, parts, directory) for name in names]
     shutil.rmtree(directory / _PARTS)
     return targets
@@ -170,11 +169,7 @@ def _opened(one: Checkpoint, connect: Connect) -> FetchClient:
 
 def _wanted(manifest: Mapping[str, Any]) -> list[str]:
     averages = [AVERAGES_FILE] if AVERAGES_FILE in manifest.get("files", {}) else []
-    return [WEIGHTS_FILE, *averages]
-
-
-def _has(part: PartFiles, name: str) -> bool:
-    return (part.directory / name).exists()
+    return [MODEL_FILE, *averages]
 
 
 def _holds_others(target: Path) -> UsageError:

@@ -282,12 +282,8 @@ class Cache:
     def __init__(self, place: Path, limit_bytes: int) -> None:
         self._place = place
         self._limit_bytes = limit_bytes
-        self._scans = Scans(place / SCANS)
+        self.scans = Scans(place / SCANS)
         self._boot = _BOOT_ID.read_text().strip()
-
-    def original(self, path: Path, progress: Progress) -> Content:
-        """The data at a path of this host, see `Scans.content`."""
-        return self._scans.content(path, progress)
 
     def copy(self, digest: str, progress: Progress) -> Content | None:
         """A complete copy, if there is one that is as it was fetched.
@@ -298,7 +294,7 @@ class Cache:
         place = self._place / digest
         try:
             path = _path(place / CONTENT, parse(_read(place / MANIFEST)))
-            content = self._scans.content(path, progress, mark=self._boot)
+            content = self.scans.content(path, progress, mark=self._boot)
         except (FileNotFoundError, NotADirectoryError, TaskError):
             return None
         if content.manifest.digest != digest:
@@ -336,7 +332,7 @@ class Cache:
         """
         draft.publish()
         path = path_of(draft.content)
-        self._scans.remember(path, draft.content.manifest, look(path)[2], mark=self._boot)
+        self.scans.remember(path, draft.content.manifest, look(path)[2], mark=self._boot)
 
     def _copies(self) -> Iterator[Copy]:
         for path in self._place.iterdir():

@@ -54,7 +54,7 @@ from dtd.worker.environment.packages import PACKAGES, TaskPackages
 from dtd.worker.files.checkpoints import drop_checkpoint, open_checkpoint
 from dtd.worker.files.data_offer import PREFIX as DATA
 from dtd.worker.files.datasets import JobData
-from dtd.worker.files.models import MODELS, PREFIX, PinnedModels
+from dtd.worker.files.models import MODELS, PREFIX, PinnedModels, open_model
 from dtd.worker.job.job_thread import Facilities, OwnScript
 from dtd.worker.job.output import JobLines, OutputPipe
 from dtd.worker.job.training import Training
@@ -439,7 +439,7 @@ class Worker:
     def _open_on_disk(self, resource: str) -> Resource:
         """Open a resource that other workers fetch from files; in a thread."""
         if resource.startswith(PREFIX):
-            return self._models.open(resource)
+            return open_model(self.config.state_dir / MODELS, resource)
         if resource.startswith(DATA):
             return self._parts.datasets.open(resource)
         if resource.startswith(PROFILES):

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd.checkpoint.choice import by_checkpoint, confirmation_of, holders_of, missing, part_of
-from dtd.checkpoint.fetch import WEIGHTS_FILE, Checkpoint, fetch_parts, fetch_whole
+from dtd.checkpoint.fetch import Checkpoint, fetch_parts, fetch_whole
+from dtd.checkpoint.tensor_file import MODEL_FILE
 from dtd.cluster.generation.checkpoints import UNCONFIRMED, VERIFIED
 from dtd.ctl import output
 from dtd.ctl.answers import RECONNECT_EVERY_S, Answer, ask, ask_and_show, parse_job_at_step
@@ -107,7 +108,7 @@ def fetch(
     Without `mode` the job's own `best_mode` counts where it is about this metric.
     """
     job, step = parse_job_at_step(text, source="JOB")
-    target = (directory or Path(job)) / WEIGHTS_FILE
+    target = (directory or Path(job)) / MODEL_FILE
     answer, holders, files = _fetch_when_there(
         settings, target.parent, job=job, step=step, best_metric=best_metric, mode=mode
     )

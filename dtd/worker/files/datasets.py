@@ -139,7 +139,7 @@ class JobData:
         self.doing = f"data {name}: reading {path}"
         nothing = m.GetData(job=job, name=name)
         try:
-            content = cache.original(path, self._progress)
+            content = cache.scans.content(path, self._progress)
         except (FileNotFoundError, NotADirectoryError) as error:
             if path.exists():
                 raise TaskError(

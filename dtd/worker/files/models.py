@@ -318,14 +318,6 @@ class PinnedModels:
             self._thread.start()
         self._orders.put(message)
 
-    def open(self, resource: str) -> Resource:
-        """The files of a version, for others to fetch.
-
-        Raises:
-            CheckpointError: there is no copy here.
-        """
-        return open_model(self._place, resource)
-
     def _work(self) -> None:
         remove_drafts(self._place)
         while True:

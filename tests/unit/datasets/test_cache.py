@@ -37,7 +37,7 @@ def cache(tmp_path: Path) -> Cache:
 
 def filled(cache: Cache, data: Path, chunks: set[int]) -> Draft:
     """A draft of the data with these chunks."""
-    original = cache.original(data, progress)
+    original = cache.scans.content(data, progress)
     draft = cache.draft(original.manifest, in_use=(), progress=progress)
     for chunk in chunks:
         length = original.manifest.chunk_bytes(chunk)
@@ -81,13 +81,13 @@ def test_a_copy_that_was_changed_is_none(cache: Cache, data: Path) -> None:
 
 def test_files_are_read_once(cache: Cache, data: Path) -> None:
     reads: list[None] = []
-    cache.original(data, lambda: reads.append(None))
+    cache.scans.content(data, lambda: reads.append(None))
     assert reads
     before = len(reads)
-    cache.original(data, lambda: reads.append(None))
+    cache.scans.content(data, lambda: reads.append(None))
     assert len(reads) == before
     (data / "small").write_bytes(b"other")
-    cache.original(data, lambda: reads.append(None))
+    cache.scans.content(data, lambda: reads.append(None))
     assert len(reads) > before
 
 
@@ -101,8 +101,8 @@ def test_a_change_just_after_the_reading_is_seen_by_the_next(
         remember(*arguments, **options)
 
     monkeypatch.setattr(Scans, "remember", late)
-    before = cache.original(data, progress).manifest
-    assert cache.original(data, progress).manifest != before
+    before = cache.scans.content(data, progress).manifest
+    assert cache.scans.content(data, progress).manifest != before
 
 
 def test_a_single_file_keeps_its_name(cache: Cache, data: Path) -> None:

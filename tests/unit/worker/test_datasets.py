@@ -114,7 +114,7 @@ def original(tmp_path: Path) -> Content:
     place.mkdir()
     (place / "large").write_bytes(os.urandom((CHUNKS - 1) * CHUNK_BYTES))
     (place / "small").write_bytes(b"12")
-    return Cache(tmp_path / "other", 1 << 30).original(place, lambda: None)
+    return Cache(tmp_path / "other", 1 << 30).scans.content(place, lambda: None)
 
 
 def brought(tmp_path: Path, answers: Answers, path: str = "/nowhere/x") -> Path:

@@ -125,7 +125,7 @@ def test_orders_are_carried_out_one_after_the_other(tmp_path, other, monkeypatch
     models.order(m.PinModel(version=VERSION, sources=(other[0],)))
     pinned = said.get(timeout=30)
     assert (pinned.version, pinned.files[0].sha256) == (VERSION, sha256(WEIGHTS))
-    assert models.open(f"model/{VERSION}").blobs[0].size_bytes == len(WEIGHTS)
+    assert open_model(tmp_path / "models", f"model/{VERSION}").blobs[0].size_bytes == len(WEIGHTS)
     models.order(m.PinModel(version="x.v1.0123456789ab"))
     assert said.get(timeout=30).reason == "no connected worker has its files"
     models.order(registered)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,11 +114,7 @@ class Talk:
             fingerprint=record.fingerprint,
         )
         made = admission.renew(self.authority, who, request.request_pem)
-        return m.Renewed(
-            certificate_pem=made.certificate_pem.decode(),
-            coordinators=str(HERE),
-            reason=made.reason,
-        )
+        return replace(made, coordinators=str(HERE))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ been removed, coarser ones stand in for them.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -63,11 +64,6 @@ def slots_of(buckets: Iterable[tuple[int, int]], begin: int, end: int, points: i
     return made
 
 
-def columns_at_once(points: int) -> int:
-    """Return the most columns that one answer may have, with so many points each."""
-    return max(1, MOST_POINTS // points)
-
-
 _OF_THE_JOB = (Kind.STEPS, Kind.EVALUATIONS)
 _TIME = STEP_COLUMNS.index("unix_s")
 _EVALUATION_LOSS = f"{EVALUATION}loss"
@@ -84,11 +80,8 @@ class _Track(NamedTuple):
     first: tuple[int | None, ...]
 
 
-class _Wanted(NamedTuple):
-    """Some columns of one track, by their places."""
-
-    track: _Track
-    places: tuple[int, ...]
+_Column = tuple[_Track, int]
+"""A column of a track, by its place."""
 
 
 class Point(NamedTuple):
@@ -108,18 +101,21 @@ def answer(store: MetricsStore, request: m.GetMetrics) -> dict[str, Any]:
     tracks = _tracks(store, request.job)
     steps = next((one for one in tracks if one.kind is Kind.STEPS), None)
     points = max(1, min(request.points, MOST_POINTS))
+    page = _wanted(tracks, request)[request.after :][: max(1, MOST_POINTS // points)]
     found = []
-    wanted = _wanted(tracks, request)
-    page = _page(wanted, request.after, columns_at_once(points))
-    for one in page:
-        begin, end = _range(store, one.track, steps, request)
-        for place, drawn in zip(one.places, _drawn(store, one, begin, end, points), strict=True):
-            found.append(_series(one.track, one.track.columns[place], drawn))
+    for track, columns in itertools.groupby(page, lambda column: column[0]):
+        begin, end = _range(store, track, steps, request)
+        places = [place for _, place in columns]
+        curves = _drawn(store, track, places, begin, end, points)
+        found += [
+            _series(track, track.columns[place], drawn)
+            for place, drawn in zip(places, curves, strict=True)
+        ]
     return {
         "job": request.job,
         "steps": max(0, steps.newest) if steps is not None else 0,
         "series": found,
-        "next": request.after + sum(len(one.places) for one in page),
+        "next": request.after + len(page),
     }
 
 
@@ -139,19 +135,16 @@ def _tracks(store: MetricsStore, job: str) -> list[_Track]:
     return sorted(made, key=lambda one: (order.index(one.kind), one.name))
 
 
-def _wanted(tracks: Sequence[_Track], request: m.GetMetrics) -> list[_Wanted]:
+def _wanted(tracks: Sequence[_Track], request: m.GetMetrics) -> list[_Column]:
     shown_tracks = [one for one in tracks if request.workers or one.kind in _OF_THE_JOB]
     if tracks:
         _check_names(tracks, shown_tracks, request)
-    names = set(request.names)
-    chosen = []
-    for track in shown_tracks:
-        places = tuple(
-            place for place, name in enumerate(track.columns) if not names or name in names
-        )
-        if places:
-            chosen.append(_Wanted(track, places))
-    return chosen
+    return [
+        (track, place)
+        for track in shown_tracks
+        for place, name in enumerate(track.columns)
+        if not request.names or name in request.names
+    ]
 
 
 def _check_names(
@@ -175,17 +168,6 @@ def _check_names(
         raise RequestRefused(f"{shown(name)} {why}", remedy=remedy)
 
 
-def _page(wanted: Sequence[_Wanted], after: int, columns: int) -> list[_Wanted]:
-    """Return as many columns from a cursor on as fit."""
-    every = [(one.track, place) for one in wanted for place in one.places]
-    page = every[after : after + columns]
-    return [
-        _Wanted(one.track, tuple(place for track, place in page if track is one.track))
-        for one in wanted
-        if any(track is one.track for track, _place in page)
-    ]
-
-
 def _range(
     store: MetricsStore, track: _Track, steps: _Track | None, request: m.GetMetrics
 ) -> tuple[int, int]:
@@ -200,8 +182,7 @@ def _range(
     if steps is None or not (request.from_step or request.to_step):
         return first, last
     until = min(steps.newest, request.to_step or steps.newest)
-    moments = _Wanted(steps, (_TIME,))
-    (drawn,) = _drawn(store, moments, request.from_step, until, 2)
+    (drawn,) = _drawn(store, steps, [_TIME], request.from_step, until, 2)
     cells = [one.cell for one in drawn if one.cell.values]
     if not cells:
         return last + 1, last
@@ -210,13 +191,18 @@ def _range(
 
 
 def _drawn(
-    store: MetricsStore, wanted: _Wanted, begin: int, end: int, points: int
+    store: MetricsStore,
+    track: _Track,
+    places: Sequence[int],
+    begin: int,
+    end: int,
+    points: int,
 ) -> Iterator[list[Point]]:
-    begin = max(begin, _first_row(wanted.track))
-    buckets = _buckets(store, wanted.track, begin, end, level_for(begin, end, points))
+    begin = max(begin, _first_row(track))
+    buckets = _buckets(store, track, begin, end, level_for(begin, end, points))
     slots = slots_of(((level, number) for level, number, _data in buckets), begin, end, points)
     rows = [(level, data) for level, _number, data in buckets]
-    for place in wanted.places:
+    for place in places:
         cells = unpack_column(rows, place)
         yield [Point(one.begin, one.end, merged(cells[one.first : one.stop])) for one in slots]
 

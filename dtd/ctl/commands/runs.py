@@ -27,14 +27,6 @@ _MODES: Final = {"resume": "everything", "weights": "only the weights"}
 _CURVE_CHARACTERS: Final = 48
 _DIGESTS: Final = frozenset({"package", "task_digest", "dataset_fingerprint", "weights"})
 _VALUE_CHARACTERS: Final = 40
-_LABELS: Final = {
-    "setting": "setting",
-    "code": "code",
-    "data": "data",
-    "origin": "starts from",
-    "environment": "environment",
-    "workers": "workers",
-}
 
 
 def show_job(settings: Settings, job: str) -> None:
@@ -171,7 +163,8 @@ def _differences(answer: Answer) -> Iterator[tuple[str, ...]]:
     for one in answer["differences"]:
         shortened = one["key"] in _DIGESTS
         values = [_shown(value, digest=shortened) for value in one["values"]]
-        yield _LABELS.get(one["of"], one["of"]), one["key"], *values
+        label = "starts from" if one["of"] == "origin" else one["of"]
+        yield label, one["key"], *values
 
 
 def _shown(value: Any, *, digest: bool = False) -> str:

@@ -183,11 +183,6 @@ def _in_range(limits: Rule, number: float) -> bool:
     )
 
 
-def too_many_keys(table: Mapping[Any, Any]) -> str:
-    """Why a table cannot be checked key by key, as one clause; empty when it can."""
-    return f"has {len(table)} keys; the limit is {MAX_KEYS}" if len(table) > MAX_KEYS else ""
-
-
 def did_you_mean(typed: str, known: Iterable[str]) -> str:
     """`; did you mean "x"?` for the nearest known word, or nothing if none is near.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import math
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,13 +25,12 @@ from typing import Any, Final, get_type_hints
 from dtd.errors import JobSpecError
 from dtd.job.checks import conflicts
 from dtd.job.tables import BUILT_IN_TASKS, JobSpec
-from dtd.rules import MAX_KEYS, did_you_mean, fault, fields_of, too_many_keys, without_none
+from dtd.rules import did_you_mean, fault, fields_of, without_none
 from dtd.text.names import NAME_WORDS, is_name
 from dtd.text.shown import INTEGER_LIMIT, shown
 from dtd.text.toml_source import CONTENT_ERRORS, KeyPath, content_fault, key_lines, read_text
 
 MAX_JOB_BYTES: Final = 24 * 1024
-MAX_TASK_VALUES: Final = 4096
 _TASK_DEPTH: Final = 8
 _TASK: Final = "task"
 _DATA: Final = "data"
@@ -193,8 +191,7 @@ def _read_spec(raw: Mapping[Any, Any]) -> tuple[JobSpec, list[Problem]]:
     """The spec and its faults; where a field is wrong, a default stands in for it."""
     unknown = {name: value for name, value in raw.items() if name not in (*_TABLES, *_FREE)}
     problems = [
-        Problem(path=(name,), text=_unknown_at_top(name, value))
-        for name, value in itertools.islice(unknown.items(), MAX_KEYS)
+        Problem(path=(name,), text=_unknown_at_top(name, value)) for name, value in unknown.items()
     ]
     given: dict[str, Mapping[Any, Any]] = {}
     for name in (*_TABLES, *_FREE):
@@ -207,11 +204,7 @@ def _read_spec(raw: Mapping[Any, Any]) -> tuple[JobSpec, list[Problem]]:
         name: read_table(name, table, given.get(name, {}), problems if name in given else [])
         for name, table in _TABLES.items()
     }
-    if _is_too_large(given.get(_TASK, {})):
-        text = f"has more than {MAX_TASK_VALUES} values, those in its tables and lists included"
-        task_problems = [Problem(path=(_TASK,), text=text)]
-    else:
-        task_problems = list(_task_problems(given.get(_TASK, {}), (_TASK,)))
+    task_problems = list(_task_problems(given.get(_TASK, {}), (_TASK,)))
     task = {} if task_problems else copy.deepcopy(dict(given.get(_TASK, {})))
     data_problems = list(_data_problems(given.get(_DATA, {})))
     data = {} if data_problems else dict(given.get(_DATA, {}))
@@ -237,10 +230,6 @@ def read_table(name: str, table: type, given: Mapping[Any, Any], problems: list[
         for key, info in known.items()
         if info.required and key not in given
     )
-    text = too_many_keys(given)
-    if text:
-        problems.append(Problem(path=(name,), text=text))
-        return table(**values)
     for key, value in given.items():
         info = known.get(key)
         if info is None:
@@ -285,18 +274,6 @@ def _data_problems(given: Mapping[Any, Any]) -> Iterator[Problem]:
         elif len(path) > MAX_PATH_CHARACTERS:
             text = f"has {len(path)} characters; the limit is {MAX_PATH_CHARACTERS}"
             yield Problem(path=here, text=text)
-
-
-def _is_too_large(task: Mapping[Any, Any]) -> bool:
-    """Whether a task has more values than a job may have; stops counting there."""
-    pending: list[Any] = [task]
-    found = 0
-    while pending and found <= MAX_TASK_VALUES:
-        one = pending.pop()
-        found += len(one)
-        inner = one.values() if isinstance(one, Mapping) else one
-        pending += (value for value in inner if isinstance(value, Mapping | list))
-    return found > MAX_TASK_VALUES
 
 
 def _task_problems(given: Mapping[Any, Any], path: KeyPath) -> Iterator[Problem]:

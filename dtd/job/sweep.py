@@ -5,8 +5,7 @@
     [base]    the tables of a job file (`dtdctl sweep` also reads them from `job = "JOB.toml"`)
 
 Checked as a whole before anything is submitted: each setting must be one of a job file, and the
-ends of each range, and each choice, must make a valid job.  Sizes and numbers are bounded first.
-Pure.
+ends of each range, and each choice, must make a valid job.  Pure.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from dtd.job.parse import (
     to_mapping,
 )
 from dtd.job.tables import MOST_WORKERS, RANGE, RANGE_WORDS, JobSpec, least_and_most
-from dtd.rules import did_you_mean, fields_of, rule, setting, too_many_keys
+from dtd.rules import did_you_mean, fields_of, rule, setting
 from dtd.text.names import NAME, NAME_WORDS
 from dtd.text.shown import INTEGER_LIMIT, shown
 
@@ -173,9 +172,6 @@ def read_sweep(mapping: object, *, source: str) -> SweepSpec:
     """
     if not isinstance(mapping, Mapping):
         raise JobSpecError(source, (f"must be a map of tables, not {shown(mapping)}",))
-    text = too_many_keys(mapping)
-    if text:
-        raise JobSpecError(source, (text,))
     faults = [
         f"[{name}]: unknown table" + did_you_mean(str(name), ("sweep", "space", "base"))
         for name in mapping

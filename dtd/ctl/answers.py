@@ -51,16 +51,18 @@ def ask(settings: Settings, request: m.Message, *, within_s: float | None = None
         return client.request(request, within_s=within_s)
 
 
-def show(settings: Settings, answer: Answer, in_words: Callable[[Answer], object]) -> None:
-    """Print an answer as JSON if that is wanted, else let `in_words` tell it."""
+def show(settings: Settings, answer: Answer, in_words: Callable[[Answer], object] | str) -> None:
+    """Print an answer as JSON if that is wanted, else by a function, or say it in a sentence."""
     if settings.as_json:
         output.print_json(answer)
+    elif isinstance(in_words, str):
+        output.say(in_words.format_map(answer))
     else:
         in_words(answer)
 
 
 def ask_and_show(
-    settings: Settings, request: m.Message, in_words: Callable[[Answer], object]
+    settings: Settings, request: m.Message, in_words: Callable[[Answer], object] | str
 ) -> Answer:
     """Ask, print, and return the answer; raises as `ask`."""
     answer = ask(settings, request)

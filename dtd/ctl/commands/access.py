@@ -89,13 +89,8 @@ def _print_tokens(answer: Answer) -> None:
 
 def revoke_token(settings: Settings, token: str) -> None:
     """Revoke a token, so that it can no longer be used to join."""
-    ask_and_show(settings, m.RevokeToken(id=token), _say_token_revoked)
-
-
-def _say_token_revoked(answer: Answer) -> None:
-    output.say(
-        f"token {answer['id']} can no longer be used to join; members that joined with it remain"
-    )
+    said = "token {id} can no longer be used to join; members that joined with it remain"
+    ask_and_show(settings, m.RevokeToken(id=token), said)
 
 
 def list_credentials(settings: Settings) -> None:
@@ -125,11 +120,11 @@ def _say_revoked(answer: Answer, name: str) -> None:
 
 def show_authority(settings: Settings) -> None:
     """Show the authority."""
-    ask_and_show(settings, m.ShowAuthority(), _say_authority)
 
+    def say(answer: Answer) -> None:
+        output.say(f"authority {answer['sha256'][:16]}, until {moment(answer['expires_s'])}")
 
-def _say_authority(answer: Answer) -> None:
-    output.say(f"authority {answer['sha256'][:16]}, until {moment(answer['expires_s'])}")
+    ask_and_show(settings, m.ShowAuthority(), say)
 
 
 def _token_row(one: dict[str, Any]) -> tuple[str, ...]:

@@ -206,11 +206,7 @@ def _bar(job: str) -> Any:
 
 def cancel(settings: Settings, job: str) -> None:
     """Stop a job at its next step boundary."""
-    ask_and_show(settings, m.CancelJob(job=job), _say_state)
-
-
-def _say_state(answer: Answer) -> None:
-    output.say(f"job {answer['job']} is {answer['state']}")
+    ask_and_show(settings, m.CancelJob(job=job), "job {job} is {state}")
 
 
 def list_jobs(settings: Settings, *, tag: str = "") -> None:
@@ -347,17 +343,10 @@ def _say_deleted(answer: Answer) -> None:
 
 def kill_worker(settings: Settings, name: str, signal: str) -> None:
     """Send a signal to a worker's process, to test recovery."""
-    ask_and_show(settings, m.KillWorker(name=name, signal=signal), _say_killed)
-
-
-def _say_killed(answer: Answer) -> None:
-    output.say(f"SIG{answer['signal']} was sent to {answer['name']} (pid {answer['pid']})")
+    request = m.KillWorker(name=name, signal=signal)
+    ask_and_show(settings, request, "SIG{signal} was sent to {name} (pid {pid})")
 
 
 def drain(settings: Settings, name: str) -> None:
     """Let a worker leave at the next step boundary, losing nothing."""
-    ask_and_show(settings, m.DrainWorker(name=name), _say_drained)
-
-
-def _say_drained(answer: Answer) -> None:
-    output.say(f"{answer['name']} leaves at the next step boundary")
+    ask_and_show(settings, m.DrainWorker(name=name), "{name} leaves at the next step boundary")

@@ -278,7 +278,8 @@ def resume(settings: Settings, job: str, *, overrides: Sequence[str]) -> None:
     if known["state"] not in _ENDED:
         if overrides:
             raise UsageError(f"job {job} has not ended, so its settings cannot be changed")
-        ask_and_show(settings, m.ResumeJob(job=job), _say_resumed)
+        said = "job {job} continues from the newest available state ({state})"
+        ask_and_show(settings, m.ResumeJob(job=job), said)
         return
     if known["state"] == "done":
         raise RequestRefused(
@@ -287,11 +288,6 @@ def resume(settings: Settings, job: str, *, overrides: Sequence[str]) -> None:
         )
     answer = _continue(settings, known, overrides)
     show(settings, answer, lambda answer: output.print_lines([answer["job"]]))
-
-
-def _say_resumed(answer: Answer) -> None:
-    job, state = answer["job"], answer["state"]
-    output.say(f"job {job} continues from the newest available state ({state})")
 
 
 def _continue(settings: Settings, known: Answer, overrides: Sequence[str]) -> Answer:

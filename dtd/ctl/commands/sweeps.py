@@ -81,11 +81,7 @@ def list_sweeps(settings: Settings) -> None:
 
 def cancel_sweep(settings: Settings, sweep: str) -> None:
     """Cancel a sweep and the jobs of its trials."""
-    ask_and_show(
-        settings,
-        m.CancelSweep(sweep=sweep),
-        lambda one: output.say(f"{one['sweep']} is {one['state']}"),
-    )
+    ask_and_show(settings, m.CancelSweep(sweep=sweep), "{sweep} is {state}")
 
 
 def _lines(sweep: Mapping[str, Any]) -> list[str]:

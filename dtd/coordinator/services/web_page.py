@@ -96,14 +96,14 @@ class WebPage:
                 remedy='start it with --web 127.0.0.1:7118, or set web = "127.0.0.1:7118"',
             )
         assert caller.identity is not None
-        offer = self._server.offer(caller.identity)
+        code, expires_unix_s = self._server.logins.offer(caller.identity)
         authority, sha256 = self._core.port.authority, ""
         if authority is not None and self._server.url.startswith("https:"):
             sha256 = await self._core.in_store(authority.server_sha256)
         return {
             "url": self._server.url,
-            "code": offer.code,
-            "expires_unix_s": offer.expires_unix_s,
+            "code": code,
+            "expires_unix_s": expires_unix_s,
             "certificate_sha256": sha256,
         }
 

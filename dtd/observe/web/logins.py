@@ -20,7 +20,7 @@ import hmac
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -55,7 +55,7 @@ REMEDY: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One browser that is logged in; `id` is the hash of its cookie, times are monotonic."""
+    """One browser that is logged in; `id` is the hash of its cookie, times are those of Unix."""
 
     id: str
     holder: Identity
@@ -98,17 +98,10 @@ class Sessions:
         self._sessions[made.id] = made
         return made
 
-    def find(self, cookie: str, key: str, now_s: float) -> Session | None:
-        """Return the session of these two secrets; None if there is none, or it has expired."""
+    def known(self, cookie: str, now_s: float) -> Session | None:
+        """Return the session that this cookie belongs to; its key is to be checked, too."""
         found = self._sessions.get(_sha256(cookie))
-        if found is None or not hmac.compare_digest(found.key_sha256, _sha256(key)):
-            return None
-        return found if now_s < found.expires_s else None
-
-    def has_cookie(self, cookie: str, now_s: float) -> bool:
-        """Whether this cookie belongs to a session; the key is not checked."""
-        found = self._sessions.get(_sha256(cookie))
-        return found is not None and now_s < found.expires_s
+        return found if found is not None and now_s < found.expires_s else None
 
     def end(self, session: Session) -> None:
         """Log out."""
@@ -117,36 +110,27 @@ class Sessions:
     def __contains__(self, session: Session) -> bool:
         return session.id in self._sessions
 
-    def records(self, local: str, now_s: float) -> list[dict[str, Any]]:
+    def records(self, local: str) -> list[dict[str, Any]]:
         """The sessions for a file.
 
         Those of users of this host count while the settings by which they have roles are the same.
         """
-        ahead_s = time.time() - now_s
-        return [
-            {
-                "id": one.id,
-                "key_sha256": one.key_sha256,
-                "expires_unix_s": one.expires_s + ahead_s,
-                "local": local if one.holder.uid is not None else "",
-                "holder": asdict(one.holder),
-            }
-            for one in self._sessions.values()
-        ]
+        own = [local if one.holder.uid is not None else "" for one in self._sessions.values()]
+        sessions = map(asdict, self._sessions.values())
+        return [{**one, "local": of} for one, of in zip(sessions, own, strict=True)]
 
-    def restore(self, records: Iterable[Mapping[str, Any]], local: str, now_s: float) -> None:
+    def restore(self, records: Iterable[Mapping[str, Any]], local: str) -> None:
         """Take over the sessions of an earlier process, but those of users under other settings."""
         for record in records:
             workers = record["holder"]["workers"]
             restricted = None if workers is None else tuple(workers)
             holder = Identity(**{**record["holder"], "workers": restricted})
-            left_s = min(SESSION_LIFE_S, float(record["expires_unix_s"]) - time.time())
-            if left_s > 0 and (holder.uid is None or record["local"] == local):
+            if holder.uid is None or record["local"] == local:
                 self._sessions[str(record["id"])] = Session(
                     id=str(record["id"]),
                     holder=holder,
                     key_sha256=str(record["key_sha256"]),
-                    expires_s=now_s + left_s,
+                    expires_s=float(record["expires_s"]),
                 )
 
 
@@ -160,20 +144,11 @@ def _sha256(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """A code that is good once, and when it ends (Unix time)."""
-
-    code: str
-    expires_unix_s: float
-
-
 class Logins:
     """The sessions of one page."""
 
-    def __init__(self, backend: Backend, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._clock = clock
         self._sessions = Sessions()
         self._saving = asyncio.Lock()
         self._attempts = Pacing(rate_per_s=ATTEMPTS_PER_S, burst=ATTEMPTS_AT_ONCE)
@@ -189,32 +164,30 @@ class Logins:
         """Restore the sessions of the previous process."""
         try:
             records = await asyncio.to_thread(read_records, self._backend.sessions_file)
-            self._sessions.restore(records, self._backend.local_settings, self._clock())
+            self._sessions.restore(records, self._backend.local_settings)
         except (ConfigError, TypeError, ValueError, KeyError) as error:
             log.warning("web_sessions_not_read", reason=str(error))
 
     async def _save(self) -> None:
         """Replace the file; if that fails, a later start logs people out."""
         async with self._saving:
-            records = self._sessions.records(self._backend.local_settings, self._clock())
+            records = self._sessions.records(self._backend.local_settings)
             try:
                 await asyncio.to_thread(write_records, self._backend.sessions_file, records)
             except ConfigError as error:
                 log.warning("web_sessions_not_written", reason=error.message)
 
-    def offer(self, identity: Identity) -> Offer:
-        """Return a code for an identity that the coordinator knows."""
+    def offer(self, identity: Identity) -> tuple[str, float]:
+        """Return a code for an identity that the coordinator knows, and when it ends."""
         code = secrets.token_urlsafe(SECRET_BYTES)
-        now_s = self._clock()
-        expires_s = self._sessions.offer(code, identity, now_s)
-        return Offer(code=code, expires_unix_s=time.time() + expires_s - now_s)
+        return code, self._sessions.offer(code, identity, time.time())
 
     async def log_in(self, word: str, host: str) -> web.Response:
         """Begin a session for a code or a token."""
         word = word.strip()[:MAX_WORD_CHARACTERS]
         is_token = word.startswith(f"{VERSION}/")
         identity = None if is_token else self._holder_of_code(word)
-        if identity is None and self._attempts.wait_s(origin_of(host), self._clock()):
+        if identity is None and self._attempts.wait_s(origin_of(host), time.monotonic()):
             return refused(HTTP_TOO_MANY, "too many attempts from this address", "wait a while")
         try:
             identity = await self._backend.holder_of_token(word, host) if is_token else identity
@@ -223,7 +196,7 @@ class Logins:
         if identity is None:
             return self._turned_away(host, WRONG_WORD, REMEDY)
         cookie, key = (secrets.token_urlsafe(SECRET_BYTES) for _ in range(2))
-        session = self._sessions.begin(cookie, key, identity, self._clock())
+        session = self._sessions.begin(cookie, key, identity, time.time())
         await self._save()
         log.info("web_login", role=identity.role, who=identity.name, address=host)
         made = web.json_response({"key": key, **self.shown(session)})
@@ -250,21 +223,23 @@ class Logins:
 
     def find(self, request: web.Request) -> Session | None:
         """The session that a request shows; it ends when its holder may not be here any more."""
-        cookie = request.cookies.get(self.cookie, "")
-        found = self._sessions.find(cookie, request.headers.get(KEY_HEADER, ""), self._clock())
-        if found is not None and self._backend.standing(found.holder):
+        found = self.cookie_holder(request)
+        key_sha256 = _sha256(request.headers.get(KEY_HEADER, ""))
+        if found is None or not hmac.compare_digest(found.key_sha256, key_sha256):
+            return None
+        if self._backend.standing(found.holder):
             self._sessions.end(found)
             return None
         return found
 
-    def knows(self, request: web.Request) -> bool:
-        """Whether a request shows the cookie of a session: its connection may stay."""
-        return self._sessions.has_cookie(request.cookies.get(self.cookie, ""), self._clock())
+    def cookie_holder(self, request: web.Request) -> Session | None:
+        """The session whose cookie a request shows: its connection may stay."""
+        return self._sessions.known(request.cookies.get(self.cookie, ""), time.time())
 
     def is_open(self, session: Session) -> bool:
         """Whether a session that was found earlier still counts."""
         return (
-            self._clock() < session.expires_s
+            time.time() < session.expires_s
             and session in self._sessions
             and not self._backend.standing(session.holder)
         )
@@ -276,11 +251,11 @@ class Logins:
             "role": identity.role,
             "name": identity.name,
             "may_act": identity.role != VIEWER,
-            "left_s": session.expires_s - self._clock(),
+            "left_s": session.expires_s - time.time(),
         }
 
     def _holder_of_code(self, word: str) -> Identity | None:
-        identity = self._sessions.redeem(word, self._clock())
+        identity = self._sessions.redeem(word, time.time())
         return None if identity is None or self._backend.standing(identity) else identity
 
     def _turned_away(self, host: str, why: str, remedy: str) -> web.Response:

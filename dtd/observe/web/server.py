@@ -35,7 +35,7 @@ from dtd.observe.web.http import (
     static_files,
 )
 from dtd.observe.web.live import Live
-from dtd.observe.web.logins import Logins, Offer
+from dtd.observe.web.logins import Logins
 from dtd.observe.web.routes import MAX_BODY_BYTES, Routes
 from dtd.security.identity import LOCAL, Identity
 from dtd.wire import messages as m
@@ -71,8 +71,8 @@ class WebServer:
     def __init__(self, address: Address, backend: Backend) -> None:
         self.address = address
         self._backend = backend
-        self._logins = Logins(backend)
-        self._live = Live(backend, HOUSE, self._logins.is_open)
+        self.logins = Logins(backend)
+        self._live = Live(backend, HOUSE, self.logins.is_open)
         self._server: Server[_Connection] | None = None
         self._runner: web.AppRunner | None = None
         self._names: frozenset[str] = frozenset()
@@ -84,7 +84,7 @@ class WebServer:
         host = self.address.host
         if self.address.is_wildcard:
             host = self._backend.public_host()
-        scheme = "https" if self._logins.secured else "http"
+        scheme = "https" if self.logins.secured else "http"
         return f"{scheme}://{Address(host, self.address.port)}/"
 
     async def start(self) -> None:
@@ -98,7 +98,7 @@ class WebServer:
         self._names = frozenset(name.lower() for name in (*hosts, socket.gethostname()))
         quiet_log(self._backend.refused)
         app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
-        Routes(self._backend, self._logins, self._live, static_files()).add_to(app)
+        Routes(self._backend, self.logins, self._live, static_files()).add_to(app)
         app.on_response_prepare.append(_with_headers)
         self._runner = web.AppRunner(
             app,
@@ -113,7 +113,7 @@ class WebServer:
         await self._runner.setup()
         assert self._runner.server is not None
         context = await self._read_certificate() if secured else None
-        await self._logins.restore()
+        await self.logins.restore()
         self._server = self._new_server(self._runner.server)
         try:
             self.address = await self._server.bind(self.address)
@@ -121,7 +121,7 @@ class WebServer:
             raise ConfigError(
                 f"web: {error.message}", remedy="choose another address with --web"
             ) from error
-        self._logins.use_address(self.address.port, secured=secured)
+        self.logins.use_address(self.address.port, secured=secured)
         self._server.serve(context=context)
         if secured:
             self._renewing = asyncio.create_task(self._keep_certificate())
@@ -136,10 +136,6 @@ class WebServer:
             self._server.close(m.Goodbye())
         if self._runner is not None:
             await self._runner.cleanup()
-
-    def offer(self, who: Identity) -> Offer:
-        """Return a code that is good for one login."""
-        return self._logins.offer(who)
 
     def _new_server(self, handle: Callable[[], asyncio.Protocol]) -> Server[_Connection]:
         return Server(
@@ -176,11 +172,11 @@ class WebServer:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse requests that do not come from the page, and answer errors in words."""
-        why = foreign(request, secured=self._logins.secured, names=self._names)
+        why = foreign(request, secured=self.logins.secured, names=self._names)
         if why:
             self._backend.refused(request.remote or "?", why)
             return refused(HTTP_FOREIGN, why, "open the page by the address that `dtdctl web` says")
-        if self._server is not None and request.transport and self._logins.knows(request):
+        if self._server is not None and request.transport and self.logins.cookie_holder(request):
             self._server.proven(request.transport.get_protocol())
         try:
             return await handler(request)

@@ -13,7 +13,8 @@ import importlib
 import json
 import os
 import resource
-import selectors
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol, Self
 
 from dtd.errors import DtdError
 from scripts.benchrun.daemons import Place
-from scripts.cluster import die_with_parent
+from scripts.cluster import processes
 from scripts.cluster.cluster import REPOSITORY
 from scripts.cluster.processes import proc_bytes
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 
 ANSWER_S: Final = 900.0
+_SOONEST_S: Final = 0.001
 _END_S: Final = 5.0
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _TAIL_CHARACTERS: Final = 2000
@@ -109,35 +111,29 @@ class _Rank:
         self.name = name
         self._log = log
         self._rest = b""
-        watched = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
-        self.process = subprocess.Popen(
-            [*watched, *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            cwd=REPOSITORY,
-            env={**os.environ, **_ONE_THREAD, "PYTHONPATH": str(REPOSITORY)},
-        )
+        self._socket, talk = socket.socketpair()
+        environment = {**os.environ, **_ONE_THREAD, "PYTHONPATH": str(REPOSITORY)}
+        with talk:
+            self.process = processes.launch(command, log, environment, talk)
 
     def tell(self, request: Mapping[str, Any]) -> None:
-        assert self.process.stdin is not None
         try:
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
-            self.process.stdin.flush()
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
         except BrokenPipeError:
             raise self._failed("has ended") from None
 
     def answer(self, deadline_s: float) -> Any:
-        assert self.process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._rest:
-                if not selector.select(max(0.0, deadline_s - time.monotonic())):
-                    raise self._failed(f"gave no answer within {ANSWER_S:g} s")
-                piece = os.read(self.process.stdout.fileno(), 1 << 16)
-                if not piece:
-                    raise self._failed("has ended")
-                self._rest += piece
+        while b"\n" not in self._rest:
+            self._socket.settimeout(max(_SOONEST_S, deadline_s - time.monotonic()))
+            try:
+                piece = self._socket.recv(1 << 16)
+            except TimeoutError:
+                raise self._failed(f"gave no answer within {ANSWER_S:g} s") from None
+            except ConnectionResetError:
+                piece = b""
+            if not piece:
+                raise self._failed("has ended")
+            self._rest += piece
         line, self._rest = self._rest.split(b"\n", 1)
         answer = json.loads(line)
         if "error" in answer:
@@ -146,16 +142,12 @@ class _Rank:
 
     def end(self) -> None:
         """Ask it to end, then make it."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
+        self._socket.close()
         try:
             self.process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            os.kill(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        self.process.stdout.close()
 
     def _failed(self, what: str) -> DtdError:
         self._log.seek(0)

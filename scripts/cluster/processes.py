@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -39,13 +40,25 @@ class Process(Protocol):
         """Its exit code; raises `subprocess.TimeoutExpired`."""
 
 
-def launch(command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]) -> Process:
-    """Start a program in a session of its own, which the kernel kills when this process dies."""
+def launch(
+    command: Sequence[str],
+    log: IO[bytes],
+    environment: Mapping[str, str],
+    talk: socket.socket | None = None,
+) -> Process:
+    """Start a program in a session of its own, which the kernel kills when this process dies.
+
+    Args:
+        command: the program and its arguments.
+        log: where it writes.
+        environment: all of its variables.
+        talk: its standard input and output, if they are for something else.
+    """
     wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
     return subprocess.Popen(
         [*wrapper, *command],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
+        stdin=subprocess.DEVNULL if talk is None else talk.fileno(),
+        stdout=log if talk is None else talk.fileno(),
         stderr=log,
         start_new_session=True,
         env=environment,

@@ -46,6 +46,8 @@ _HEAVY: Final = (
 _SCRIPTS: Final = ("loop_script", "classify", "gpt", "notebook")
 """What users run by hand; a test says in PYTHONPATH where it is."""
 
+_RANKS: Final = "scripts.benchrun.ranks"
+
 _UNDERSTOOD: Final = {"capture_output", "text", "check", "stdin", "timeout", "env", "cwd"}
 _WRAPPERS: Final = {"/usr/bin/env --chdir": "directory", "/usr/bin/nsenter --net": "network"}
 _READ_AT_START: Final = (
@@ -119,9 +121,9 @@ class ForkServer:
         streams: Sequence[int],
         environment: Mapping[str, str],
         directory: str,
-        network: str = "",
+        network: str,
     ) -> ForkedProcess:
-        """Run a module in a process of its own; in a network namespace if one is given."""
+        """Run a module in a process of its own, in a directory and a network namespace."""
         request = {
             "module": module,
             "arguments": arguments,
@@ -182,12 +184,16 @@ class ForkServers:
         light, heavy = only or ForkServer(_LIGHT), only or ForkServer(_HEAVY)
         self._servers = {
             **dict.fromkeys(("dtd.coordinator.main", "dtd.ctl.main"), light),
-            **dict.fromkeys(("dtd.worker", *fork_server.LAUNCHERS, *_SCRIPTS), heavy),
+            **dict.fromkeys(("dtd.worker", _RANKS, *fork_server.LAUNCHERS, *_SCRIPTS), heavy),
         }
         self._environment = dict(os.environ)
 
     def launch(
-        self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]
+        self,
+        command: Sequence[str],
+        log: IO[bytes],
+        environment: Mapping[str, str],
+        talk: socket.socket | None = None,
     ) -> Process:
         """In place of `scripts.cluster.processes.launch`.
 
@@ -196,25 +202,27 @@ class ForkServers:
         wrapper, _, place = " ".join(command[:2]).partition("=")
         program = command[2:] if wrapper in _WRAPPERS else command
         if not self._knows(program, environment):
-            return launch_unprepared(command, log, environment)
+            return launch_unprepared(command, log, environment, talk)
         where = {_WRAPPERS[wrapper]: place} if wrapper in _WRAPPERS else {}
-        return self.start(program, (log, log), environment, **where)
+        streams = (log, log) if talk is None else (talk, talk, log)
+        return self.start(program, streams, environment, **where)
 
     def start(
         self,
         command: Sequence[str],
-        streams: Sequence[IO[bytes]],
+        streams: Sequence[IO[bytes] | socket.socket],
         environment: Mapping[str, str],
         **where: str,
     ) -> ForkedProcess:
-        """Start a program of ours with these streams for its output; where it is, if not here."""
+        """Start a program of ours, with the last standard streams; where it is, if not here."""
+        here = {"directory": str(Path.cwd()), "network": f"/proc/{os.getpid()}/ns/net"}
         with Path(os.devnull).open("rb") as nothing:
             return self._servers[command[2]].start(
                 command[2],
                 command[3:],
-                streams=[stream.fileno() for stream in (nothing, *streams)],
+                streams=[stream.fileno() for stream in (nothing, *streams)][-fork_server.STREAMS :],
                 environment=environment,
-                **{"directory": str(Path.cwd()), **where},
+                **{**here, **where},
             )
 
     def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
@@ -253,7 +261,9 @@ def _at_start(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         key: value
         for key, value in environment.items()
-        if key.startswith(_READ_AT_START) and key != "PYTHONPATH"
+        if key.startswith(_READ_AT_START)
+        and key != "PYTHONPATH"
+        and not (key.endswith("_NUM_THREADS") and value == "1")  # as `fork_server` has it
     }
 
 

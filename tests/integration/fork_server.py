@@ -43,7 +43,7 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 CLONE_NEWNET = 0x40000000
 WORKER = "dtd.worker"
-LAUNCHERS = ("scripts.launch_local", "scripts.chaos")
+LAUNCHERS = ("scripts.launch_local", "scripts.chaos", "scripts.benchrun")
 BEGIN = b"b"
 STREAMS = 3
 COMPILER = "torch._dynamo"
@@ -149,8 +149,7 @@ def _become(request: dict[str, Any], streams: Sequence[int], begun: int) -> None
             os.dup2(stream, target)
         os.closerange(STREAMS, max(*streams, begun) + 1)
         _open_streams()
-        if request["network"]:
-            _enter(request["network"])
+        _enter(request["network"])
         os.chdir(request["directory"])
         os.environ.clear()
         os.environ.update(request["environment"])
@@ -201,7 +200,9 @@ def _have_a_server() -> None:
 
 
 def _enter(network: str) -> None:
-    """Move into a network namespace."""
+    """Move into a network namespace, unless this is it."""
+    if os.path.samefile(network, "/proc/self/ns/net"):  # noqa: PTH121
+        return
     with open(network) as space:  # noqa: PTH123
         if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")

@@ -72,6 +72,7 @@ def start(server, tmp_path):
                     streams=streams,
                     environment=environment,
                     directory=str(tmp_path),
+                    network="/proc/self/ns/net",
                 )
             )
         return started[-1]

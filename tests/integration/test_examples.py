@@ -32,7 +32,13 @@ BOTH = ["elastic.min_workers=2", "elastic.settle_s=0"]
 
 SMALLER = {
     "callbacks": ["job.epochs=4"],
-    "compiled": ["job.epochs=1", "task.backend=eager"],
+    # Each worker compiles, for seconds.
+    "compiled": [
+        "job.epochs=1",
+        "task.backend=eager",
+        "elastic.min_workers=1",
+        "elastic.workers=1",
+    ],
     "digits": ["job.epochs=2"],
     "own_task": ["job.epochs=2"],
     "synthetic": ["job.steps=4", "task.parameters=10000", "task.compute_ms=0.0"],

@@ -43,7 +43,7 @@ _HEAVY: Final = (
     *("dtd.worker.main", "dtd.train.run", "torch.distributed.fsdp", fork_server.COMPILER),
     "dtd.worker.job.by_hand",
 )
-_SCRIPTS: Final = ("loop_script", "classify", "gpt", "notebook")
+_SCRIPTS: Final = ("loop_script", "classify", "gpt")
 """What users run by hand; a test says in PYTHONPATH where it is."""
 
 _RANKS: Final = "scripts.benchrun.ranks"
@@ -181,10 +181,10 @@ class ForkServers:
     """Starts programs, ours from prepared interpreters; from this one alone if it is given."""
 
     def __init__(self, only: ForkServer | None = None) -> None:
-        light, heavy = only or ForkServer(_LIGHT), only or ForkServer(_HEAVY)
+        light, self._heavy = only or ForkServer(_LIGHT), only or ForkServer(_HEAVY)
         self._servers = {
             **dict.fromkeys(("dtd.coordinator.main", "dtd.ctl.main"), light),
-            **dict.fromkeys(("dtd.worker", _RANKS, *fork_server.LAUNCHERS, *_SCRIPTS), heavy),
+            **dict.fromkeys(("dtd.worker", _RANKS, *fork_server.LAUNCHERS, *_SCRIPTS), self._heavy),
         }
         self._environment = dict(os.environ)
 
@@ -214,10 +214,17 @@ class ForkServers:
         environment: Mapping[str, str],
         **where: str,
     ) -> ForkedProcess:
-        """Start a program of ours, with the last standard streams; where it is, if not here."""
+        """Start a module, whichever it is, with the last of the standard streams.
+
+        Args:
+            command: the interpreter, -m, the module and its arguments.
+            streams: for output alone, or for input and output.
+            environment: all of its variables.
+            where: its `directory` and its `network`, if they are not those of this process.
+        """
         here = {"directory": str(Path.cwd()), "network": f"/proc/{os.getpid()}/ns/net"}
         with Path(os.devnull).open("rb") as nothing:
-            return self._servers[command[2]].start(
+            return self._servers.get(command[2], self._heavy).start(
                 command[2],
                 command[3:],
                 streams=[stream.fileno() for stream in (nothing, *streams)][-fork_server.STREAMS :],
@@ -249,7 +256,7 @@ class ForkServers:
 
     def close(self) -> None:
         """End the servers, not what they have forked."""
-        for server in set(self._servers.values()):
+        for server in {*self._servers.values(), self._heavy}:
             server.close()
 
     def _knows(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
-import subprocess
 import sys
 
 import pytest
@@ -15,6 +15,7 @@ from dtd.wire.tags import FLAG_GCM
 pytestmark = pytest.mark.integration
 
 WORLD = 2
+PATIENCE_S = 60.0
 CHILD = """
 import json, sys
 from scripts.benchrun.ring_side import RingSide
@@ -46,29 +47,32 @@ def host():
 
 
 @pytest.fixture
-def children():
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", CHILD],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(WORLD)
-    ]
-    yield started
+def children(prepared, tmp_path):
+    """What each rank is told and says."""
+    (tmp_path / "keyed_rank.py").write_text(CHILD)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "keyed_rank"]
+    started, files = [], []
+    with (tmp_path / "log").open("wb") as log:
+        for _ in range(WORLD):
+            ours, its = socket.socketpair()
+            with ours, its:
+                started.append(prepared.start(command, (its, its, log), environment))
+                files.append(ours.makefile("rw"))
+    yield files
+    for file in files:
+        file.close()
     for child in started:
-        child.kill()
-        child.communicate()
+        child.wait(PATIENCE_S)
 
 
 def told(child, what):
-    child.stdin.write(json.dumps(what) + "\n")
-    child.stdin.flush()
+    child.write(json.dumps(what) + "\n")
+    child.flush()
 
 
 def said(child):
-    line = child.stdout.readline()
+    line = child.readline()
     assert line, "a rank has ended"
     return json.loads(line)
 

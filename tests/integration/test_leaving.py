@@ -32,9 +32,7 @@ def test_all_workers_are_stopped_at_once_and_lose_no_step(start_daemons):
     assert 0 < left_at < 32
 
 
-def test_a_worker_stands_by_while_its_command_asks_for_it(
-    unprepared, start_daemons, tmp_path, monkeypatch
-):
+def test_a_worker_stands_by_while_its_command_asks_for_it(start_daemons, tmp_path, monkeypatch):
     command, asks = tmp_path / "command", tmp_path / "asks"
     command.write_text(f"#!/bin/sh\ncat {asks}\n")
     command.chmod(0o755)
@@ -51,7 +49,7 @@ def test_a_worker_stands_by_while_its_command_asks_for_it(
     worker = daemons.child("worker-9")
     while "stands_by" not in "\n".join(worker.log_tail()):
         assert worker.wait(0.05) is None
-    os.kill(worker.pid, signal.SIGTERM)
+    worker.signal_group(signal.SIGTERM)
     assert worker.wait(PATIENCE_S) == 0
     asks.unlink()
     daemons.start_again()

@@ -93,23 +93,6 @@ def test_a_renewed_credential_that_a_job_has_planted_is_ignored(
     assert f"{file} is not signed by the authority of" in log
 
 
-def test_the_process_after_a_job_imports_nothing_from_where_that_ran(
-    clusters: Callable[[str], Cluster],
-) -> None:
-    cluster = clusters("own")
-    cluster.join("host7")
-    directory = cluster.directory / "runs"
-    directory.mkdir()
-    (directory / "structlog.py").write_text("raise SystemExit('imported what a job has written')")
-    program = Path(sys.executable).with_name("dtd-worker")
-    start(cluster, "host7", program=f'cd {directory} && exec {program} "$@"')
-    cluster.await_registered(["host7-cpu"])
-    job = cluster.ask(m.SubmitJob(spec=to_mapping(parse_job(JOB, source="test"))))["job"]
-    assert cluster.ask(m.WaitJob(job=job))["state"] == "done"
-    log = cluster.log_path("host7")
-    cluster.until(lambda: log.read_text().count("coordinator_connected") == 2, "has not come back")
-
-
 # --- clocks --------------------------------------------------------------------------------------
 
 

@@ -31,8 +31,9 @@ SILENT_S = 6.0
 whoever was stopped is missed by this."""
 
 LONGEST_FIRST = (
-    *("test_launch_local", "test_renewal", "test_examples", "test_troubles", "test_chaos"),
-    *("test_stalls", "test_faults", "test_bench", "test_job_process", "test_operating"),
+    *("test_own_loop", "test_launched_script", "test_job_process", "test_instructions"),
+    *("test_examples", "test_launch_local", "test_troubles", "test_renewal", "test_chaos"),
+    *("test_operating", "test_foreign_text", "test_doctor"),
 )
 """Files: the last one to begin ought not to be one that takes a minute."""
 

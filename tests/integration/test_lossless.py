@@ -17,7 +17,6 @@ KILLED = "worker-2"
 STRATEGIES = {
     "float32": (),
     "bfloat16": ("strategy.codec=bfloat16",),
-    "float16": ("strategy.codec=float16",),
     "local steps": ("strategy.name=diloco", "strategy.inner_steps=4"),
 }
 

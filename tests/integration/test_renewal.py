@@ -42,7 +42,7 @@ steps = 1000000
 global_batch_size = 32
 [task]
 parameters = 20000
-compute_ms = 30
+compute_ms = 100
 [elastic]
 min_workers = 2
 settle_s = 0.0

@@ -88,10 +88,6 @@ class RegroupWindow:
             if given.start <= start < given.stop
         ]
 
-    def carried_elements(self, elements: int) -> int:
-        """Return how many elements of so large a bucket all links together carry."""
-        return self.hops * self.bounds(elements)[-1]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegroupPlan:
@@ -107,9 +103,6 @@ class RegroupPlan:
 
     def taken(self, rank: int) -> ShardSet:
         return united(part for window in self.windows for _, part in window.taken[rank])
-
-    def carried_elements(self, elements: int) -> int:
-        return sum(window.carried_elements(elements) for window in self.windows)
 
 
 def plan_regroup(held: Sequence[ShardSet], wanted: Sequence[ShardSet]) -> RegroupPlan:

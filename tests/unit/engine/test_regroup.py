@@ -73,7 +73,7 @@ def regrouped(held: Sequence[ShardSet], wanted: Sequence[ShardSet], elements: in
                 flats[rank][piece.start : piece.stop] = buffer[piece.at : piece.at + size]
     for flat, before, after in zip(flats, held, wanted, strict=True):
         assert flat == filled(before | after, elements)
-    assert carried == plan.carried_elements(elements)
+    assert carried == sum(one.hops * one.bounds(elements)[-1] for one in plan.windows)
     return carried
 
 

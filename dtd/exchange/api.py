@@ -13,10 +13,10 @@ simplest one to read.  This file holds only the contract.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-from dtd.exchange.schedule.chunks import BucketShape, Operation
+from dtd.exchange.schedule.chunks import BucketShape
 from dtd.observe.profile.spans import RingSpans, SpanLog
 
 
@@ -45,53 +45,27 @@ class BucketMemory:
     starts the bucket, so the sum is the average.
 
     Attributes:
-        view: the bucket's own memory as writable bytes ("B" format), elements * item_bytes long.
-        item_bytes: size of one element; chunks never split an element.
+        view: the bucket's own memory as writable bytes ("B" format).
+        shape: the properties of the bucket that the ring needs.
         add: `add(start, stop, received)` adds the received bytes to elements [start, stop); if the
             operation is a maximum, it takes the elementwise maximum instead.
         total: `total(contributions)` sets the bucket to the sum of these, added in order; None
             means: copy the first one and `add` the others.
         home: location of the view, if it can be shared with other processes of this host.
-        operation: the collective operation, which also says which ranks get the result; equal on
-            all ranks.
         dtype: torch's name of the element type if `add` is that type's addition; empty if it is
             something else, so that only `add` can compute the sum.
-        copies, hops, bounds: parameters of the operation, as in `BucketShape`; equal on all ranks.
-        shape: the properties of the bucket that the ring needs; made once, since a step may have
-            thousands of buckets and the event loop looks at all of them when it opens.
-
-    Raises:
-        LocalProtocolError: the operation has no such parameter, or its value is impossible.
     """
 
     view: memoryview
-    item_bytes: int
+    shape: BucketShape
     add: Callable[[int, int, memoryview], None]
     total: Callable[[Sequence[memoryview]], None] | None = None
     home: BufferLocation | None = None
     dtype: str = ""
-    operation: Operation = Operation.SUM
-    copies: int = 0
-    hops: int | None = None
-    bounds: tuple[int, ...] = ()
-    shape: BucketShape = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        """Make the shape."""
-        shape = BucketShape(
-            elements=self.elements,
-            item_bytes=self.item_bytes,
-            operation=self.operation,
-            copies=self.copies,
-            hops=self.hops,
-            bounds=self.bounds,
-        )
-        object.__setattr__(self, "shape", shape)
-
-    @property
-    def elements(self) -> int:
-        """Number of elements in the bucket."""
-        return len(self.view) // self.item_bytes
+    def shaped(self, **changes: Any) -> BucketMemory:
+        """Return the same memory with changes of its shape, such as another operation."""
+        return replace(self, shape=replace(self.shape, **changes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

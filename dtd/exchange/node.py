@@ -219,7 +219,7 @@ class Node:
 
     def item_bytes(self, bucket: int) -> int:
         """Width of a bucket's elements."""
-        return self._buckets[bucket].item_bytes
+        return self._buckets[bucket].shape.item_bytes
 
     def released(self, message: ShmReleased) -> None:
         """The next rank has read the shared part of a bucket."""
@@ -233,8 +233,8 @@ class Node:
         return memory[:payload_bytes]
 
     def _elements(self, bucket: int, start: int, stop: int) -> memoryview:
-        memory = self._buckets[bucket]
-        return memory.view[start * memory.item_bytes : stop * memory.item_bytes]
+        memory, item_bytes = self._buckets[bucket], self.item_bytes(bucket)
+        return memory.view[start * item_bytes : stop * item_bytes]
 
     def _contribution(self, bucket: int, origin: int) -> memoryview:
         """Return one rank's place in a bucket's contributions; every step uses the same memory."""
@@ -280,8 +280,8 @@ class Node:
 
     def _read_shared(self, effect: ReduceShared | CopyShared) -> None:
         assert self._shared is not None
-        memory = self._buckets[effect.bucket]
-        start, stop = effect.start * memory.item_bytes, effect.stop * memory.item_bytes
+        memory, item_bytes = self._buckets[effect.bucket], self.item_bytes(effect.bucket)
+        start, stop = effect.start * item_bytes, effect.stop * item_bytes
         self._read_bytes += stop - start
         with self._shared.read(effect.bucket, start, stop) as theirs:
             if isinstance(effect, CopyShared):
@@ -301,22 +301,23 @@ class Node:
         a bucket changes no bit, unless the bucket has a `total` of its own.
         """
         memory, world_size = self._buckets[effect.bucket], self.machine.world_size
-        if not memory.elements:
+        elements, item_bytes = memory.shape.elements, memory.shape.item_bytes
+        if not elements:
             return
         contributions = [self._contribution(effect.bucket, one) for one in range(world_size)]
         if memory.total is not None:
             memory.total(contributions)
             return
-        segments = Segments(memory.elements, world_size, memory.elements)
+        segments = Segments(elements, world_size, elements)
         bounds = [segments.segment(index) for index in range(world_size)]
         added = memoryview(bytearray(len(memory.view)))
         for turn in range(world_size):
             to = added if turn else memory.view
             for index, (first, last) in enumerate(bounds):
-                start, stop = first * memory.item_bytes, last * memory.item_bytes
+                start, stop = first * item_bytes, last * item_bytes
                 to[start:stop] = contributions[(index + turn) % world_size][start:stop]
             if turn:
-                memory.add(0, memory.elements, added)
+                memory.add(0, elements, added)
 
     def _bucket_done(self, effect: BucketDone) -> None:
         self._busy.end(time.monotonic())

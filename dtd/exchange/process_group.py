@@ -172,12 +172,12 @@ class ProcessGroupCollective:
 
     def _is_for_group(self, bucket: BucketMemory) -> bool:
         travels = bucket.dtype in DTYPES and self._reduction(bucket) is not None
-        return self.world_size > 1 and travels and bucket.elements > 0
+        return self.world_size > 1 and travels and bucket.shape.elements > 0
 
     def _reduction(self, bucket: BucketMemory) -> Any:
         """Return what a group calls the bucket's operation; None if it has no such operation."""
-        operation = bucket.operation
-        if operation is Operation.REDUCE_SCATTER and bucket.copies >= self.world_size - 1:
+        operation = bucket.shape.operation
+        if operation is Operation.REDUCE_SCATTER and bucket.shape.copies >= self.world_size - 1:
             operation = Operation.SUM
         return _REDUCTIONS.get(operation)
 

@@ -317,10 +317,13 @@ def _buffers_of(plans: Sequence[Sequence[Wire]]) -> list[list[Wire]]:
 
 def _as_exchanged(wire: Wire, buffer: Tensor, memory: BucketMemory) -> BucketMemory:
     """Return a wire buffer as the ring sees it: with its items, operation and arithmetic."""
-    memory = replace(memory, operation=wire.operation)
+    memory = memory.shaped(operation=wire.operation)
     if wire.item_elements != 1:
-        item_bytes = wire.item_elements * memory.item_bytes
-        memory = replace(memory, item_bytes=item_bytes, dtype="")
+        memory = memory.shaped(
+            elements=wire.elements // wire.item_elements,
+            item_bytes=wire.item_elements * memory.shape.item_bytes,
+        )
+        memory = replace(memory, dtype="")
     if wire.arithmetic is not None:
         memory = wire.arithmetic(buffer, memory)
     return memory

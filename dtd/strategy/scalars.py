@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from dtd.exchange.api import BucketMemory
+from dtd.exchange.schedule.chunks import BucketShape
 from dtd.strategy.wire_memory import tensor_bytes
 
 USED_WORDS: Final = 4
 """Number of integers that describe the rows a rank has used (`dtd.train.data.rows`)."""
 
 _HEAD = 3
-_ITEM_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,9 @@ class StepScalars:
         words = flat[floats:].view(torch.int64)
         self._used, self.buffer_words = words[:USED_WORDS], words[USED_WORDS:]
         self.memory = BucketMemory(
-            view=tensor_bytes(flat), item_bytes=_ITEM_BYTES, add=_adder(flat, floats)
+            view=tensor_bytes(flat),
+            shape=BucketShape(elements=flat.numel(), item_bytes=flat.element_size()),
+            add=_adder(flat, floats),
         )
 
     def write(

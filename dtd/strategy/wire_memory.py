@@ -8,18 +8,40 @@ which bytes are sent where.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dtd.exchange.api import BucketMemory, BufferLocation
+from dtd.exchange.schedule.chunks import BucketShape
 from dtd.host.shared_memory import HEAD_BYTES, OfferedMemory
 
 _LINE_BYTES = 64
 _NUMPY_ADDS = (torch.float32, torch.float64)
+
+
+BATCH_BYTES: Final = 64 << 20
+"""Most bytes of a state that travel at once: each rank has a buffer for them."""
+
+T = TypeVar("T")
+
+
+def batches(items: Iterable[T], size_bytes: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield items in their order, as many at a time as fit in a batch, but at least one."""
+    batch: list[T] = []
+    total_bytes = 0
+    for item in items:
+        item_bytes = size_bytes(item)
+        if batch and total_bytes + item_bytes > BATCH_BYTES:
+            yield batch
+            batch, total_bytes = [], 0
+        batch.append(item)
+        total_bytes += item_bytes
+    if batch:
+        yield batch
 
 
 def line_bytes(size_bytes: int) -> int:
@@ -46,7 +68,7 @@ def bucket_memory(flat: Tensor, home: BufferLocation | None = None) -> BucketMem
     add = _numpy_add(flat) if flat.dtype in _NUMPY_ADDS else _torch_add(flat)
     return BucketMemory(
         view=tensor_bytes(flat),
-        item_bytes=flat.element_size(),
+        shape=BucketShape(elements=flat.numel(), item_bytes=flat.element_size()),
         add=add,
         home=home,
         dtype=str(flat.dtype).removeprefix("torch."),

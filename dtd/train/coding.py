@@ -52,7 +52,7 @@ def _pieces(buckets: Sequence[BucketMemory]) -> list[Tensor]:
         if bucket.dtype and len(bucket.view) >= MIN_CODED_BYTES:
             flat = torch.frombuffer(bucket.view, dtype=getattr(torch, bucket.dtype))
             if flat.is_floating_point():
-                pieces += torch.split(flat, PIECE_BYTES // bucket.item_bytes)
+                pieces += torch.split(flat, PIECE_BYTES // bucket.shape.item_bytes)
     every = -(-sum(piece.nbytes for piece in pieces) // MOST_BYTES)
     return pieces[:: max(1, every)]
 

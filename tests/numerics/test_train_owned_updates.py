@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dtd.errors import DivergenceError, RingBroken
+from dtd.strategy import wire_memory
 from dtd.train.state import owned_updates
 from tests.numerics.cuts import ranks_of
 
@@ -64,12 +65,17 @@ def test_without_an_owner_unlike_ranks_diverge(arena, unlike) -> None:
     assert all(isinstance(rank.error, DivergenceError) for rank in ranks)
 
 
+def _batch(monkeypatch, size_bytes):
+    for module in (owned_updates, wire_memory):
+        monkeypatch.setattr(module, "BATCH_BYTES", size_bytes)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-@pytest.mark.parametrize("batch_bytes", [owned_updates.BATCH_BYTES, 300])
+@pytest.mark.parametrize("batch_bytes", [wire_memory.BATCH_BYTES, 300])
 def test_unlike_ranks_are_equal_after_every_step(
     arena, unlike, world_size, batch_bytes, monkeypatch
 ) -> None:
-    monkeypatch.setattr(owned_updates, "BATCH_BYTES", batch_bytes)
+    _batch(monkeypatch, batch_bytes)
     spec = arena.spec(train={"digest_every": 1, "eval_every": 3, "ema_decay": 0.5}, strategy=OWNER)
     ranks = trained(arena, unlike(), spec, world_size)
     assert_equal(ranks)
@@ -85,7 +91,7 @@ def test_a_parameter_that_is_not_contiguous_travels_whole(arena, unlike, monkeyp
             model[0].weight.data = model[0].weight.data.t().contiguous().t()
             return model
 
-    monkeypatch.setattr(owned_updates, "BATCH_BYTES", 64)
+    _batch(monkeypatch, 64)
     ranks = trained(arena, Transposed(), arena.spec(train={"digest_every": 1}, strategy=OWNER), 3)
     assert not ranks[0].model[0].weight.is_contiguous()
     assert_equal(ranks)
@@ -100,7 +106,7 @@ def test_the_result_is_that_of_one_process_but_for_rounding(arena, unlike) -> No
 
 def test_each_rank_owns_a_part(arena, unlike, monkeypatch) -> None:
     """What is copied is not the state of a single rank."""
-    monkeypatch.setattr(owned_updates, "BATCH_BYTES", 300)
+    _batch(monkeypatch, 300)
     task = unlike()
     ranks = trained(arena, task, arena.spec(job={"steps": 1}, strategy=OWNER), 3)
     result = torch.cat([one.view(-1) for one in ranks[0].parameters()])
@@ -133,7 +139,7 @@ class CutAmongCopies:
 @pytest.mark.parametrize("call", [0, 1, 2])
 def test_a_break_among_the_copies_loses_no_step(arena, unlike, method, call, monkeypatch) -> None:
     """Some ranks have a part of the copies, others none; all have committed the step."""
-    monkeypatch.setattr(owned_updates, "BATCH_BYTES", 300)
+    _batch(monkeypatch, 300)
     spec = arena.spec(job={"steps": 8}, train={"digest_every": 1}, strategy=OWNER)
     ranks = ranks_of(arena, unlike(), spec, 3)
     call += method == "close_step"  # the first one closes the step itself

@@ -13,6 +13,7 @@ from typing import Any
 from dtd.engine.control_word import reduce_entries
 from dtd.exchange.api import BucketMemory
 from dtd.exchange.node import Node
+from dtd.exchange.schedule.chunks import BucketShape
 from dtd.exchange.schedule.machine import Machine
 from dtd.exchange.schedule.schedules import RingSchedules
 from dtd.wire import messages as m
@@ -164,4 +165,6 @@ def _memory(data: bytearray) -> BucketMemory:
         sums = [a + b for a, b in zip(ours, received.cast("f").tolist(), strict=True)]
         data[span] = struct.pack(f"<{len(sums)}f", *sums)
 
-    return BucketMemory(view=memoryview(data), item_bytes=4, add=add)
+    return BucketMemory(
+        view=memoryview(data), shape=BucketShape(elements=len(data) // 4, item_bytes=4), add=add
+    )

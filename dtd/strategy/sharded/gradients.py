@@ -21,7 +21,6 @@ As in ZeRO-2 (Rajbhandari et al. 2020, section 5.2).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -170,7 +169,7 @@ class WholeGradients(ShardGradients):
 
     def exchanges(self, step: int) -> list[BucketMemory]:
         return [
-            dataclasses.replace(one, operation=Operation.REDUCE_SCATTER, copies=self._mirrors)
+            one.shaped(operation=Operation.REDUCE_SCATTER, copies=self._mirrors)
             for one in self._buckets.exchanges(step)
         ]
 

@@ -21,7 +21,6 @@ storage, and find the same values there when it is filled again.  As in PyTorch 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -70,7 +69,7 @@ class FlatParameters:
         }
         self.flats, _ = moved_to_buckets(parameters, plan)
         self._memories = [
-            dataclasses.replace(bucket_memory(flat), operation=Operation.ALL_GATHER, copies=mirrors)
+            bucket_memory(flat).shaped(operation=Operation.ALL_GATHER, copies=mirrors)
             for flat in reversed(self.flats)
         ]
         self._awaited: set[int] = set()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,11 +28,8 @@ from dtd.errors import ErrorCode, ProtocolError, RingBroken, ShardsMissing, Unre
 from dtd.exchange.api import BucketMemory, Collective
 from dtd.exchange.schedule.chunks import Operation
 from dtd.strategy.sharded.state import Column, ShardedState
-from dtd.strategy.wire_memory import bucket_memory
+from dtd.strategy.wire_memory import batches, bucket_memory
 from dtd.text.json_reader import read_json
-
-BATCH_BYTES: Final = 64 << 20
-"""Most bytes that travel at once: each rank has a buffer for them, whatever it takes of them."""
 
 _DIGEST_BYTES: Final = 16
 _MAX_SHARDS_BYTES: Final = 64 * 1024
@@ -78,7 +75,7 @@ def regroup(
         for window in plan.windows
     ]
     step += 1
-    for batch in _batches(transfers):
+    for batch in batches(transfers, lambda transfer: transfer.size_bytes):
         ring.open_step(step, [transfer.open() for transfer in batch])
         for number, transfer in enumerate(batch):
             transfer.fill()
@@ -117,8 +114,7 @@ class _Transfer:
         """Allocate the buffer, and return it as the ring sees it."""
         bounds = self.window.bounds(self.elements)
         self.buffer = torch.empty(bounds[-1], dtype=self.new.dtype)
-        return dataclasses.replace(
-            bucket_memory(self.buffer),
+        return bucket_memory(self.buffer).shaped(
             operation=Operation.ALL_GATHER,
             hops=self.window.hops,
             bounds=bounds,
@@ -139,20 +135,6 @@ class _Transfer:
                 begin = piece.at + first - piece.start
                 values.copy_(self.buffer[begin : begin + values.numel()])
         self.buffer = torch.empty(0)
-
-
-def _batches(transfers: Sequence[_Transfer]) -> Iterator[list[_Transfer]]:
-    """Yield transfers in their order, as many at a time as there may be memory for."""
-    batch: list[_Transfer] = []
-    size_bytes = 0
-    for transfer in transfers:
-        if batch and size_bytes + transfer.size_bytes > BATCH_BYTES:
-            yield batch
-            batch, size_bytes = [], 0
-        batch.append(transfer)
-        size_bytes += transfer.size_bytes
-    if batch:
-        yield batch
 
 
 def _word(state: ShardedState) -> bytes:

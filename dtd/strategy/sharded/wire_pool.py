@@ -19,7 +19,6 @@ that is ahead on the link.  A broken ring ends every wait.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -198,7 +197,7 @@ class WirePool:
             piece=number,
             flat=flat,
             wire=wire,
-            memory=dataclasses.replace(memory, operation=turn.operation, copies=self._mirrors),
+            memory=memory.shaped(operation=turn.operation, copies=self._mirrors),
             coder=coder,
         )
 

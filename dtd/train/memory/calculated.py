@@ -33,8 +33,8 @@ from dtd.strategy.buckets import parameter_shapes
 from dtd.strategy.nested import leaves
 from dtd.strategy.sharded.units import units_of
 from dtd.strategy.sharded.wire_pool import pool_bytes
+from dtd.strategy.wire_memory import BATCH_BYTES
 from dtd.train.memory.available import available_memory
-from dtd.train.state.owned_updates import BATCH_BYTES
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import MODEL, named_tensors
 

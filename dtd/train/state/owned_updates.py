@@ -15,22 +15,17 @@ rank owns what, so all ranks own equally much.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Final
 
 import torch
 from torch import Tensor
 
 from dtd.exchange.api import Collective, CommTiming
 from dtd.exchange.schedule.chunks import Operation
-from dtd.strategy.wire_memory import bucket_memory, laid_out, line_bytes
+from dtd.strategy.wire_memory import BATCH_BYTES, batches, bucket_memory, laid_out, line_bytes
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import named_tensors
-
-BATCH_BYTES: Final = 64 << 20
-"""Size of the buffer: as much travels at once.  A larger tensor that is not contiguous has more."""
 
 _ITEM = torch.int64
 """Segments end between items, so no number is put together from the bytes of two ranks."""
@@ -61,7 +56,8 @@ class OwnedUpdates:
         if ring.world_size == 1:
             return []
         timings: list[CommTiming] = []
-        for batch in _batches(named_tensors(self._replica).values()):
+        pieces = chain.from_iterable(map(_pieces, named_tensors(self._replica).values()))
+        for batch in batches(pieces, _size_bytes):
             timings.append(self._copy(ring, step + len(timings), batch))
             self._progress()
         return timings
@@ -74,7 +70,7 @@ class OwnedUpdates:
         places = _places(flat, batch)
         for tensor, place in zip(batch, places, strict=True):
             place.copy_(tensor)
-        memory = dataclasses.replace(bucket_memory(flat), operation=Operation.ALL_GATHER)
+        memory = bucket_memory(flat).shaped(operation=Operation.ALL_GATHER)
         ring.open_step(step, [memory])
         ring.start(0)
         ring.wait(0)
@@ -97,22 +93,8 @@ def _places(flat: Tensor, batch: Sequence[Tensor]) -> list[Tensor]:
     return places
 
 
-def _batches(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    batch: list[Tensor] = []
-    total_bytes = 0
-    for piece in chain.from_iterable(map(_pieces, tensors)):
-        size_bytes = _size_bytes(piece)
-        if batch and total_bytes + size_bytes > BATCH_BYTES:
-            yield batch
-            batch, total_bytes = [], 0
-        batch.append(piece)
-        total_bytes += size_bytes
-    if batch:
-        yield batch
-
-
 def _pieces(tensor: Tensor) -> Sequence[Tensor]:
-    """Views of at most a batch each; the tensor itself if it is not contiguous."""
+    """Views of at most a batch each; the tensor itself, and a larger buffer, if not contiguous."""
     if not tensor.is_contiguous():
         return [tensor]
     return torch.split(tensor.view(-1), BATCH_BYTES // tensor.element_size())

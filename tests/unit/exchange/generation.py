@@ -13,7 +13,7 @@ from dtd.errors import CheckpointError
 from dtd.exchange.api import BucketMemory
 from dtd.exchange.collective import Bridge, RingCollective
 from dtd.exchange.endpoint import RingEndpoint
-from dtd.exchange.schedule.chunks import Operation
+from dtd.exchange.schedule.chunks import BucketShape, Operation
 from dtd.net.data_port.data_server import DataServer
 from dtd.wire import messages as m
 
@@ -24,7 +24,7 @@ ROSTER_ID = 9
 
 
 def memory_of(array: np.ndarray, operation: Operation = Operation.SUM, **more) -> BucketMemory:
-    """An array as the memory of a bucket; `more` are other fields of it."""
+    """An array as the memory of a bucket; `more` are other fields of its shape."""
     combine = np.maximum if operation is Operation.MAXIMUM else np.add
 
     def add(start, stop, received):
@@ -33,11 +33,11 @@ def memory_of(array: np.ndarray, operation: Operation = Operation.SUM, **more) -
 
     return BucketMemory(
         view=memoryview(array.view(np.uint8)),
-        item_bytes=array.itemsize,
+        shape=BucketShape(
+            elements=array.size, item_bytes=array.itemsize, operation=operation, **more
+        ),
         add=add,
         dtype=str(array.dtype),
-        operation=operation,
-        **more,
     )
 
 

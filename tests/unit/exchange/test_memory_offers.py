@@ -11,6 +11,7 @@ import pytest
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.exchange.api import BucketMemory, BufferLocation
 from dtd.exchange.memory_offers import NOTHING_SHARED, SharedMemory
+from dtd.exchange.schedule.chunks import BucketShape
 from dtd.host.shared_memory import HEAD_BYTES, OfferedMemory
 from dtd.net.descriptors import post
 from dtd.wire import messages as m
@@ -61,7 +62,12 @@ class Lender:
 
 
 def bucket(view, home=None):
-    return BucketMemory(view=view, item_bytes=1, add=lambda *_: None, home=home)
+    return BucketMemory(
+        view=view,
+        shape=BucketShape(elements=len(view), item_bytes=1),
+        add=lambda *_: None,
+        home=home,
+    )
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ process group they are copied.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -193,7 +193,7 @@ class Arrays:
 
     def memories(self, kinds):
         return [
-            memory_of(array, **vars(kind), home=home)
+            replace(memory_of(array, **vars(kind)), home=home)
             for array, kind, home in zip(self.arrays, kinds, self._homes, strict=True)
         ]
 

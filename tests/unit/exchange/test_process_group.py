@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import functools
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 
 from dtd.errors import ConfigError, RingBroken
-from dtd.exchange.api import BucketMemory
 from dtd.exchange.group_backends import check_backend, group_of
 from dtd.exchange.in_process import InProcessRing
 from dtd.exchange.process_group import ProcessGroupCollective
@@ -86,7 +86,7 @@ def ring_only(flat):
     def add(start, stop, received):
         flat[start:stop] += torch.frombuffer(bytearray(received), dtype=flat.dtype)
 
-    return BucketMemory(view=tensor_bytes(flat), item_bytes=flat.element_size(), add=add)
+    return replace(bucket_memory(flat), add=add, dtype="")
 
 
 def summed(collective, flats, step=0):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -35,7 +33,7 @@ class Encoded:
         assert self._coder is not None
         (wire,) = self._coder.wires(World(), 0)
         self.wire = torch.empty(wire.elements, dtype=wire.dtype)
-        self.memory: BucketMemory = replace(bucket_memory(self.wire), operation=wire.operation)
+        self.memory: BucketMemory = bucket_memory(self.wire).shaped(operation=wire.operation)
         if wire.arithmetic is not None:
             self.memory = wire.arithmetic(self.wire, self.memory)
         self._coder.encode(0, self.flat, [self.wire])

@@ -41,7 +41,7 @@ class OneRank:
     def wait(self, bucket) -> None:
         """Others have sent nothing but sevens."""
         memory = self.buckets[bucket]
-        start, stop = (memory.bounds[0] * memory.item_bytes, memory.bounds[1] * memory.item_bytes)
+        start, stop = (one * memory.shape.item_bytes for one in memory.shape.bounds[:2])
         sevens = torch.full((len(memory.view) // 4,), 7.0)
         memory.view[start:stop] = sevens.view(torch.uint8).numpy().tobytes()[start:stop]
 

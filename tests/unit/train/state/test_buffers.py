@@ -49,7 +49,7 @@ def exchange(models, shares, change) -> None:
         follows = rank == max(r for r, other in enumerate(shares) if other)
         own.write(tail.buffer_elements, tail.buffer_words, share=share, follows=follows)
     for tail in tails[1:]:
-        tails[0].memory.add(0, tails[0].memory.elements, tail.memory.view)
+        tails[0].memory.add(0, tails[0].memory.shape.elements, tail.memory.view)
     for own in buffers:
         own.apply(tails[0].buffer_elements, tails[0].buffer_words)
 

@@ -22,17 +22,11 @@ from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError, RingBroken
 from dtd.exchange.api import BucketMemory, BusyTime, CommTiming
 from dtd.exchange.memory_offers import NOTHING_SHARED, SharedMemory
 from dtd.exchange.schedule.chunks import BucketShape, Segments
-from dtd.exchange.schedule.events import (
+from dtd.exchange.schedule.effects import (
     BucketDone,
-    BucketReleased,
-    BucketsAdded,
-    BucketStarted,
-    ChunkReceived,
     CopyShared,
     Effect,
     GatherDone,
-    GatherOffered,
-    GatherReceived,
     InContributions,
     InScratch,
     InShared,
@@ -44,7 +38,6 @@ from dtd.exchange.schedule.events import (
     SendContribution,
     SendGather,
     SendReleased,
-    StepOpened,
     SumContributions,
 )
 from dtd.exchange.schedule.machine import Machine
@@ -141,22 +134,21 @@ class Node:
         if shapes != self._shapes or self._added:
             self._shapes, self._added, self._contributions = shapes, (), {}
         version, shared = NOTHING_SHARED if self._shared is None else self._shared.offer(buckets)
-        event = StepOpened(
-            step=step, buckets=shapes, version=version, shared=shared, may_add=may_add
+        self._perform(
+            self.machine.open_step(step, shapes, version=version, shared=shared, may_add=may_add)
         )
-        self._perform(self.machine.handle(event))
 
     def add(self, buckets: Sequence[BucketMemory]) -> None:
         """Add buckets to the open step; they are sent rather than shared."""
         shapes = _shapes_of(buckets)
-        effects = self.machine.handle(BucketsAdded(buckets=shapes))
+        effects = self.machine.add(shapes)
         self._buckets = (*self._buckets, *buckets)
         self._added = (*self._added, *shapes)
         self._perform(effects)
 
     def start(self, bucket: int) -> None:
         """A bucket's own contribution is complete, or its memory may be written to."""
-        effects = self.machine.handle(BucketStarted(bucket=bucket))
+        effects = self.machine.start(bucket)
         self._busy.begin(time.monotonic())
         if self.spans is not None:
             self.spans.bucket_started(bucket, time.monotonic_ns())
@@ -166,7 +158,7 @@ class Node:
         """Offer this rank's entry of the next small gather."""
         if len(entry) > MAX_WORD_BYTES:
             raise LocalProtocolError(f"entry of {len(entry)} bytes exceeds {MAX_WORD_BYTES}")
-        effects = self.machine.handle(GatherOffered())
+        effects = self.machine.offer_gather()
         self._busy.begin(time.monotonic())
         if self.spans is not None:
             self.spans.gather_offered(time.monotonic_ns())
@@ -210,10 +202,10 @@ class Node:
         """The payload has been stored where `place` said."""
         if isinstance(message, SmallGather):
             self._entries[message.origin].append(bytes(payload))
-            self._perform(self.machine.handle(GatherReceived(gather=message)))
+            self._perform(self.machine.gather_received(message))
             return
         slot = self._placed_slot[message.source]
-        self._perform(self.machine.handle(ChunkReceived(chunk=message, slot=slot)))
+        self._perform(self.machine.received(message, slot))
         if self.spans is not None:
             self.spans.chunk_done(message, time.monotonic_ns())
 
@@ -223,7 +215,7 @@ class Node:
 
     def released(self, message: ShmReleased) -> None:
         """The next rank has read the shared part of a bucket."""
-        self._perform(self.machine.handle(BucketReleased(released=message)))
+        self._perform(self.machine.released(message))
 
     def _slot(self, slot: int, payload_bytes: int) -> memoryview:
         memory = self._slots.get(slot)

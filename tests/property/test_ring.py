@@ -31,17 +31,11 @@ from dtd.exchange.schedule.chunks import (
     exchanged,
 )
 from dtd.exchange.schedule.crossover import whole_bytes
-from dtd.exchange.schedule.events import (
+from dtd.exchange.schedule.effects import (
     BucketDone,
-    BucketReleased,
-    BucketsAdded,
-    BucketStarted,
-    ChunkReceived,
     CopyShared,
     Effect,
     GatherDone,
-    GatherOffered,
-    GatherReceived,
     InBucket,
     InContributions,
     InScratch,
@@ -53,7 +47,6 @@ from dtd.exchange.schedule.events import (
     SendContribution,
     SendGather,
     SendReleased,
-    StepOpened,
     SumContributions,
 )
 from dtd.exchange.schedule.machine import Machine
@@ -178,18 +171,14 @@ class _Node:
         shapes = self._new_buckets(sizes)
         lent = (index for index in range(len(sizes)) if self.random.random() < self.lending)
         self.lent = frozenset(lent)
-        self.handle(
-            StepOpened(
-                step=step,
-                buckets=shapes,
-                version=self.loan,
-                shared=self.lent,
-                may_add=len(self.added),
+        self.act(
+            self.core.open_step(
+                step, shapes, version=self.loan, shared=self.lent, may_add=len(self.added)
             )
         )
 
     def _add(self) -> None:
-        self.handle(BucketsAdded(buckets=self._new_buckets(self.added)))
+        self.act(self.core.add(self._new_buckets(self.added)))
 
     def _new_buckets(self, sizes: Sequence[int]) -> tuple[BucketShape, ...]:
         """Contributions in memory, and what the machine is told of them."""
@@ -227,10 +216,10 @@ class _Node:
             values[start:stop] = [1 << owner] * (stop - start)
 
     def _start(self, bucket: int) -> None:
-        self.handle(BucketStarted(bucket=bucket))
+        self.act(self.core.start(bucket))
 
     def _offer(self) -> None:
-        self.handle(GatherOffered())
+        self.act(self.core.offer_gather())
 
     def _close(self) -> None:
         kept = [index for index in range(len(self.buckets)) if index not in self.lent]
@@ -256,8 +245,7 @@ class _Node:
     def run(self) -> None:
         self.program.popleft()[1]()
 
-    def handle(self, event: object) -> None:
-        effects = self.core.handle(event)
+    def act(self, effects: list[Effect]) -> None:
         reads = sum(isinstance(effect, ReduceShared | CopyShared) for effect in effects)
         assert reads <= max(self.slot_count, 1), "too much to read at once"
         for effect in effects:
@@ -330,7 +318,7 @@ class _Node:
         if isinstance(message, SmallGather):
             if isinstance(self.core.accept_gather(message, link=message.source), Hold):
                 return False
-            self.handle(GatherReceived(gather=message))
+            self.act(self.core.gather_received(message))
             return True
         place = self.core.place(message, len(values) * self.item_bytes, link=message.source)
         if isinstance(place, Hold):
@@ -346,7 +334,7 @@ class _Node:
             self.contributions[place.bucket, place.origin] = values
         elif isinstance(place, InBucket):
             self.buckets[place.bucket].write(place.start, values)
-        self.handle(ChunkReceived(chunk=message, slot=slot))
+        self.act(self.core.received(message, slot))
         return True
 
 
@@ -435,7 +423,7 @@ def _answer(node: _Node, random: Random) -> bool:
     if not node.answers:
         return False
     if random.random() < 0.5:
-        node.previous.handle(BucketReleased(released=node.answers.popleft()))
+        node.previous.act(node.previous.core.released(node.answers.popleft()))
     return True
 
 

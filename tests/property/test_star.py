@@ -17,19 +17,14 @@ from hypothesis import strategies as st
 
 from dtd.engine.shards import Division
 from dtd.exchange.schedule.chunks import BucketShape, Operation
-from dtd.exchange.schedule.events import (
+from dtd.exchange.schedule.effects import (
     BucketDone,
-    BucketsAdded,
-    BucketStarted,
-    ChunkReceived,
     Effect,
-    Event,
     InBucket,
     InScratch,
     Reduce,
     Resume,
     SendChunk,
-    StepOpened,
 )
 from dtd.exchange.schedule.machine import Machine
 from dtd.exchange.schedule.schedules import StarSchedules
@@ -107,7 +102,7 @@ class Rank:
         if known < len(self.plan.shapes) and len(self.done) == known:
             shapes = self.plan.shapes[known:]
             self._lay_out(shapes)
-            self.handle(BucketsAdded(buckets=shapes))
+            self.act(self.core.add(shapes))
             return True
         ready = [
             index
@@ -117,7 +112,7 @@ class Rank:
         if ready:
             index = self.random.choice(ready)
             self.started.add(index)
-            self.handle(BucketStarted(bucket=index))
+            self.act(self.core.start(index))
             return True
         self.offered = len(self.done) == len(self.plan.shapes)
         return self.offered
@@ -134,7 +129,7 @@ class Rank:
         plan = self.plan
         shapes = plan.shapes[: len(plan.shapes) - plan.added]
         self._lay_out(shapes)
-        self.handle(StepOpened(step=self.step, buckets=shapes, may_add=plan.added))
+        self.act(self.core.open_step(self.step, shapes, may_add=plan.added))
         return True
 
     def _lay_out(self, shapes: Sequence[BucketShape]) -> None:
@@ -150,8 +145,8 @@ class Rank:
 
     # --- the machine -------------------------------------------------------------------------
 
-    def handle(self, event: Event) -> None:
-        for effect in self.core.handle(event):
+    def act(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
             self._do(effect)
         self.core.check_invariants()
 
@@ -189,7 +184,7 @@ class Rank:
         else:
             assert isinstance(place, InBucket)
             self.buckets[place.bucket][place.start : place.stop] = values
-        self.handle(ChunkReceived(chunk=chunk, slot=slot))
+        self.act(self.core.received(chunk, slot))
         return False
 
     def held_segments(self, shape: BucketShape) -> list[int]:

@@ -12,14 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dtd.exchange.schedule.chunks import BucketShape
-from dtd.exchange.schedule.events import (
+from dtd.exchange.schedule.effects import (
     BucketDone,
-    BucketStarted,
-    ChunkReceived,
     Effect,
     GatherDone,
-    GatherOffered,
-    GatherReceived,
     InBucket,
     InContributions,
     InScratch,
@@ -29,7 +25,6 @@ from dtd.exchange.schedule.events import (
     SendChunk,
     SendContribution,
     SendGather,
-    StepOpened,
     SumContributions,
 )
 from dtd.exchange.schedule.machine import Machine
@@ -108,7 +103,7 @@ class RingNode:
         shapes = tuple(
             BucketShape(elements=elements, item_bytes=ITEM_BYTES) for elements in bucket_elements
         )
-        self._handle(StepOpened(step=step, buckets=shapes))
+        self._act(self.core.open_step(step, shapes))
 
     def contribute(self, shares: Sequence[int]) -> None:
         """Write this rank's contributions to the first buckets, none of which has been started."""
@@ -117,13 +112,13 @@ class RingNode:
 
     def start(self, bucket: int) -> None:
         """Begin the reduction of a bucket whose own contribution is complete."""
-        self._handle(BucketStarted(bucket=bucket))
+        self._act(self.core.start(bucket))
 
     def offer(self, word: bytes) -> None:
         """Provide this rank's control word for the next gather."""
         self._exchanged = None
         self._words[self.core.rank].append(word)
-        self._handle(GatherOffered())
+        self._act(self.core.offer_gather())
 
     def buckets_done(self) -> bool:
         """Whether every bucket of the open step holds the sum."""
@@ -153,7 +148,7 @@ class RingNode:
             assert isinstance(payload, bytes)
             self._oracle.accepted(self._roster_id, content.roster_id)
             self._words[message.origin].append(payload)
-            self._handle(GatherReceived(gather=message))
+            self._act(self.core.gather_received(message))
             return True
         assert isinstance(payload, tuple)
         place = self.core.place(message, len(payload) * ITEM_BYTES, link=sender)
@@ -171,15 +166,12 @@ class RingNode:
         else:
             assert isinstance(place, InBucket), "nothing is lent between the simulation's hosts"
             self._buckets[place.bucket][place.start : place.stop] = payload
-        self._handle(ChunkReceived(chunk=message, slot=slot))
+        self._act(self.core.received(message, slot))
         return True
 
     # --- effects ---------------------------------------------------------------------------
 
-    def _handle(
-        self, event: StepOpened | BucketStarted | GatherOffered | GatherReceived | ChunkReceived
-    ) -> None:
-        effects = self.core.handle(event)
+    def _act(self, effects: list[Effect]) -> None:
         self._oracle.ring(self.core)
         for effect in effects:
             self._perform(effect)

@@ -6,13 +6,10 @@ import math
 
 import pytest
 
-from dtd.exchange.schedule.events import (
+from dtd.exchange.schedule.effects import (
     Effect,
     GatherDone,
-    GatherOffered,
-    GatherReceived,
     SendGather,
-    StepOpened,
 )
 from dtd.exchange.schedule.machine import Machine
 from dtd.exchange.schedule.schedules import RingSchedules
@@ -46,12 +43,12 @@ def vote_s(world_size: int, strides: tuple[int, ...] = ()) -> float:
     def arrive(sent: SendGather) -> None:
         machine = machines[sent.rank]
         assert machine.accept_gather(sent.gather, link=sent.gather.source) is None
-        perform(machine.handle(GatherReceived(gather=sent.gather)))
+        perform(machine.gather_received(sent.gather))
 
     for machine in machines:
-        machine.handle(StepOpened(step=0, buckets=()))
+        machine.open_step(0, ())
     for machine in machines:
-        perform(machine.handle(GatherOffered()))
+        perform(machine.offer_gather())
     scheduler.run(until_s=1.0, done=lambda: len(done_s) == world_size)
     assert len(done_s) == world_size
     return done_s[-1]

@@ -8,7 +8,7 @@ more than one ahead, so the stored entries are bounded.  Indices only: the shell
 from __future__ import annotations
 
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
-from dtd.exchange.schedule.events import Effect, GatherDone, SendGather
+from dtd.exchange.schedule.effects import Effect, GatherDone, SendGather
 from dtd.exchange.schedule.tree import Tree
 from dtd.wire.messages import SmallGather
 

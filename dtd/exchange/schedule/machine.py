@@ -5,7 +5,7 @@ parameter servers, another one for its star.  Small gathers (`gathers.py`) trave
 the ring beside the buckets.  Buckets start in index order, and several are in flight at a time.
 
 The machine handles indices, never bytes.  It must not know sockets, tensors or clocks: the shell
-(`dtd.exchange.node`) asks it where a payload goes (`place`), reports events (`handle`) and performs
+(`dtd.exchange.node`) asks it where a payload goes (`place`), reports events and performs
 the effects, in their order.  One machine serves one generation.
 
 Buckets are declared when a step opens, or added within it, by all ranks alike.  What a bucket needs
@@ -45,22 +45,15 @@ bucket is done only when the reader reports that it has read everything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.exchange.schedule.chunks import BucketShape, Segments
-from dtd.exchange.schedule.events import (
+from dtd.exchange.schedule.effects import (
     BucketDone,
-    BucketReleased,
-    BucketsAdded,
-    BucketStarted,
-    ChunkReceived,
     CopyShared,
     Effect,
-    Event,
-    GatherOffered,
-    GatherReceived,
     InBucket,
     InContributions,
     InScratch,
@@ -73,7 +66,6 @@ from dtd.exchange.schedule.events import (
     SendChunk,
     SendContribution,
     SendReleased,
-    StepOpened,
     SumContributions,
 )
 from dtd.exchange.schedule.gathers import SmallGathers
@@ -140,7 +132,7 @@ class _Bucket:
         self._has_read_shared = False
         self._placed = [0] * len(schedule.arrivals)
         self._received = [0] * len(schedule.arrivals)
-        self._early: list[ChunkReceived] = []
+        self._early: list[tuple[Chunk, int | None]] = []
         self._missing = sum(segments.chunk_count(one.segment) for one in schedule.arrivals)
         self._is_reported = False
 
@@ -192,16 +184,16 @@ class _Bucket:
         effects: list[Effect] = [KeepOwn(bucket=self._header.bucket)] if self.schedule.whole else []
         for chunk in range(max((count_of(one.segment) for one in sends), default=0)):
             effects += [self._send(one, chunk) for one in sends if chunk < count_of(one.segment)]
-        for event in self._early:
-            effects += self._arrived(event)
+        for early, slot in self._early:
+            effects += self._arrived(early, slot)
         self._early.clear()
         return effects + self._finish()
 
-    def received(self, event: ChunkReceived) -> list[Effect]:
+    def received(self, chunk: Chunk, slot: int | None) -> list[Effect]:
         if not self.started and not self.schedule.whole:
-            self._early.append(event)
+            self._early.append((chunk, slot))
             return []
-        return self._arrived(event)
+        return self._arrived(chunk, slot)
 
     def released(self, released: ShmReleased) -> list[Effect]:
         """The next rank has read all of the shared bucket."""
@@ -216,13 +208,20 @@ class _Bucket:
     def index_of(self, chunk: Chunk) -> int:
         return self.schedule.at[chunk.source, chunk.phase, chunk.hop]
 
-    def _arrived(self, event: ChunkReceived) -> list[Effect]:
+    def _arrived(self, chunk: Chunk, slot: int | None) -> list[Effect]:
         """A chunk's turn has come: it is added or is in its place, and goes on."""
-        chunk, at = event.chunk, self.index_of(event.chunk)
+        at = self.index_of(chunk)
         arrival = self.schedule.arrivals[at]
-        effects = self._take_in(event, *self._segments.chunk(arrival.segment, chunk.chunk))
-        if event.slot is not None:
-            self._free_slots.append(event.slot)
+        start, stop = self._segments.chunk(arrival.segment, chunk.chunk)
+        effects: list[Effect] = []
+        if chunk.loan:
+            read = ReduceShared if arrival.adds else CopyShared
+            effects.append(read(bucket=chunk.bucket, start=start, stop=stop, version=chunk.loan))
+        elif arrival.adds:
+            assert slot is not None
+            effects.append(Reduce(bucket=chunk.bucket, start=start, stop=stop, slot=slot))
+        if slot is not None:
+            self._free_slots.append(slot)
             self.slots_used -= 1
         self._received[at] += 1
         self._missing -= 1
@@ -231,19 +230,6 @@ class _Bucket:
         if self._missing == 0 and self._has_read_shared:
             effects.append(SendReleased(released=self._header.released()))
         return effects + self._finish()
-
-    def _take_in(self, event: ChunkReceived, start: int, stop: int) -> list[Effect]:
-        """The chunk's way from where it is to its place, if it is not there yet."""
-        bucket, version = event.chunk.bucket, event.chunk.loan
-        adds = self.schedule.arrivals[self.index_of(event.chunk)].adds
-        if version and adds:
-            return [ReduceShared(bucket=bucket, start=start, stop=stop, version=version)]
-        if version:
-            return [CopyShared(bucket=bucket, start=start, stop=stop, version=version)]
-        if adds:
-            assert event.slot is not None
-            return [Reduce(bucket=bucket, start=start, stop=stop, slot=event.slot)]
-        return []
 
     def _send(self, transfer: Transfer, chunk: int) -> SendChunk | SendContribution:
         header = self._header.chunk(transfer, chunk, self._version)
@@ -381,51 +367,96 @@ class Machine:
         held, self._held = sorted(self._held), set()
         return [Resume(rank=rank) for rank in held]
 
-    # --- events ----------------------------------------------------------------------------
+    # --- events: each returns what the shell has to do, in this order -------------------------
 
-    def handle(self, event: Event) -> list[Effect]:
-        """Advance by one event; returns what the shell has to do, in this order."""
-        match event:
-            case ChunkReceived():
-                return self._on_chunk_received(event)
-            case BucketStarted():
-                return self._on_bucket_started(event.bucket) + self._resume()
-            case BucketReleased():
-                return self._on_bucket_released(event.released)
-            case GatherReceived():
-                return self._gathers.received(event.gather)
-            case GatherOffered():
-                if self.step < self._first_step:
-                    raise LocalProtocolError("a small gather before the first step")
-                return self._gathers.offer()
-            case BucketsAdded():
-                self._on_buckets_added(event.buckets)
-                return self._resume()
-            case StepOpened():
-                self._on_step_opened(event)
-                return self._resume()
+    def open_step(
+        self,
+        step: int,
+        buckets: Sequence[BucketShape],
+        *,
+        version: int = 0,
+        shared: Collection[int] = (),
+        may_add: int = 0,
+    ) -> list[Effect]:
+        """The training thread begins a step with these buckets.
 
-    def _on_step_opened(self, event: StepOpened) -> None:
-        if event.step != self.step + 1:
-            raise LocalProtocolError(f"step {event.step} opened after step {self.step}")
+        Args:
+            step: its number.
+            buckets: equal on all ranks.
+            version: the number under which the next rank may read them in shared memory.
+            shared: indices of those that it may read; those that travel whole are sent anyway.
+            may_add: most buckets that may be added during the step; equal on all ranks.
+        """
+        if step != self.step + 1:
+            raise LocalProtocolError(f"step {step} opened after step {self.step}")
         if self._gathers.offered or not all(bucket and bucket.done for bucket in self._buckets):
-            raise LocalProtocolError(f"step {event.step} opened while {self.explain()}")
-        self.step = event.step
+            raise LocalProtocolError(f"step {step} opened while {self.explain()}")
+        self.step = step
         self._shapes, self._buckets, self._whole = [], [], set()
-        self._versions = dict.fromkeys(event.shared, event.version)
-        self._may_add = event.may_add
+        self._versions = dict.fromkeys(shared, version)
+        self._may_add = may_add
         self._ready = set()
         self._next_start = 0
         self._gathers = self._new_gathers()
-        self._add(event.buckets)
+        self._add(buckets)
+        return self._resume()
 
-    def _on_buckets_added(self, shapes: Sequence[BucketShape]) -> None:
+    def add(self, shapes: Sequence[BucketShape]) -> list[Effect]:
+        """The open step has further buckets, on all ranks, numbered after the existing ones."""
         if len(shapes) > self._may_add:
             raise LocalProtocolError(
                 f"{len(shapes)} buckets added to step {self.step}, which takes {self._may_add} more"
             )
         self._may_add -= len(shapes)
         self._add(shapes)
+        return self._resume()
+
+    def start(self, started: int) -> list[Effect]:
+        """A bucket's own contribution is complete, or its memory may be written to."""
+        if not 0 <= started < len(self._buckets) or started in self._ready:
+            raise LocalProtocolError(f"bucket {started} started twice or does not exist")
+        self._ready.add(started)
+        effects: list[Effect] = []
+        while self._next_start in self._ready:
+            effects += self._bucket(self._next_start).begin()
+            self._next_start += 1
+        return effects + self._resume()
+
+    def received(self, chunk: Chunk, slot: int | None = None) -> list[Effect]:
+        """A chunk's payload is at the place given by `place`, and its tag was correct."""
+        bucket = self._bucket(chunk.bucket)
+        effects = bucket.received(chunk, slot)
+        following = bucket.schedule.following.get(bucket.index_of(chunk))
+        if following in self._held:
+            self._held.discard(following)
+            effects.append(Resume(rank=following))
+        return effects
+
+    def released(self, released: ShmReleased) -> list[Effect]:
+        """The next rank has read all of a bucket in shared memory."""
+        if released.generation != self.generation:
+            raise ProtocolError(
+                ErrorCode.STALE_GENERATION, f"bucket released in generation {released.generation}"
+            )
+        if released.step != self.step or released.bucket >= len(self._buckets):
+            raise ProtocolError(
+                ErrorCode.UNEXPECTED_CHUNK,
+                f"bucket {released.bucket} of step {released.step} released; this rank is at step"
+                f" {self.step}",
+            )
+        return self._bucket(released.bucket).released(released)
+
+    def offer_gather(self) -> list[Effect]:
+        """This rank's entry of the next small gather is ready."""
+        if self.step < self._first_step:
+            raise LocalProtocolError("a small gather before the first step")
+        return self._gathers.offer()
+
+    def gather_received(self, gather: SmallGather) -> list[Effect]:
+        """Another rank's entry of a small gather has arrived."""
+        return self._gathers.received(gather)
+
+    # --- buckets ---------------------------------------------------------------------------
 
     def _add(self, shapes: Sequence[BucketShape]) -> None:
         """Number further buckets; of those added together some may travel whole."""
@@ -447,38 +478,6 @@ class Machine:
             )
             self._buckets[index] = bucket
         return bucket
-
-    def _on_bucket_started(self, started: int) -> list[Effect]:
-        if not 0 <= started < len(self._buckets) or started in self._ready:
-            raise LocalProtocolError(f"bucket {started} started twice or does not exist")
-        self._ready.add(started)
-        effects: list[Effect] = []
-        while self._next_start in self._ready:
-            effects += self._bucket(self._next_start).begin()
-            self._next_start += 1
-        return effects
-
-    def _on_chunk_received(self, event: ChunkReceived) -> list[Effect]:
-        bucket = self._bucket(event.chunk.bucket)
-        effects = bucket.received(event)
-        following = bucket.schedule.following.get(bucket.index_of(event.chunk))
-        if following in self._held:
-            self._held.discard(following)
-            effects.append(Resume(rank=following))
-        return effects
-
-    def _on_bucket_released(self, released: ShmReleased) -> list[Effect]:
-        if released.generation != self.generation:
-            raise ProtocolError(
-                ErrorCode.STALE_GENERATION, f"bucket released in generation {released.generation}"
-            )
-        if released.step != self.step or released.bucket >= len(self._buckets):
-            raise ProtocolError(
-                ErrorCode.UNEXPECTED_CHUNK,
-                f"bucket {released.bucket} of step {released.step} released; this rank is at step"
-                f" {self.step}",
-            )
-        return self._bucket(released.bucket).released(released)
 
     def _new_gathers(self) -> SmallGathers:
         tree = self._schedules.tree

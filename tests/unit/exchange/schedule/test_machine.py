@@ -10,18 +10,11 @@ import pytest
 
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.exchange.schedule.chunks import BucketShape, Operation
-from dtd.exchange.schedule.events import (
+from dtd.exchange.schedule.effects import (
     BucketDone,
-    BucketReleased,
-    BucketsAdded,
-    BucketStarted,
-    ChunkReceived,
     CopyShared,
     Effect,
-    Event,
     GatherDone,
-    GatherOffered,
-    GatherReceived,
     InBucket,
     InScratch,
     InShared,
@@ -31,7 +24,6 @@ from dtd.exchange.schedule.events import (
     SendChunk,
     SendGather,
     SendReleased,
-    StepOpened,
 )
 from dtd.exchange.schedule.machine import Machine
 from dtd.exchange.schedule.schedules import RingSchedules, StarSchedules
@@ -74,8 +66,7 @@ class Rank:
         )
         self.previous = (rank - 1) % world_size
 
-    def handle(self, event: Event) -> list[Effect]:
-        effects = self.machine.handle(event)
+    def checked(self, effects: list[Effect]) -> list[Effect]:
         self.machine.check_invariants()
         return effects
 
@@ -88,14 +79,12 @@ class Rank:
     ) -> list[Effect]:
         buckets = tuple(shape(one) if isinstance(one, int) else one for one in shapes)
         loan = LOAN if shared else 0
-        return self.handle(
-            StepOpened(
-                step=step, buckets=buckets, version=loan, shared=frozenset(shared), may_add=may_add
-            )
+        return self.checked(
+            self.machine.open_step(step, buckets, version=loan, shared=shared, may_add=may_add)
         )
 
     def start(self, bucket: int = 0) -> list[Effect]:
-        return self.handle(BucketStarted(bucket=bucket))
+        return self.checked(self.machine.start(bucket))
 
     def chunk(self, phase: int, hop: int, number: int = 0, **changed: int) -> Chunk:
         values = {
@@ -115,7 +104,7 @@ class Rank:
         place = self.place(chunk, 0 if chunk.loan else payload_bytes)
         assert place is not HOLD
         slot = place.slot if isinstance(place, InScratch | InShared) else None
-        return self.handle(ChunkReceived(chunk=chunk, slot=slot))
+        return self.checked(self.machine.received(chunk, slot))
 
     def refused(self, chunk: Chunk, payload_bytes: int = CHUNK_BYTES) -> ProtocolError:
         with pytest.raises(ProtocolError) as caught:
@@ -134,7 +123,7 @@ class Rank:
 
     def take_entry(self, entry: SmallGather) -> list[Effect]:
         assert self.machine.accept_gather(entry, link=entry.source) is None
-        return self.handle(GatherReceived(gather=entry))
+        return self.checked(self.machine.gather_received(entry))
 
     def refused_entry(self, entry: SmallGather) -> ProtocolError:
         with pytest.raises(ProtocolError) as caught:
@@ -143,7 +132,7 @@ class Rank:
 
     def release(self, bucket: int = 0, **changed: int) -> list[Effect]:
         values = {"generation": GENERATION, "step": self.machine.step} | changed
-        return self.handle(BucketReleased(released=ShmReleased(bucket=bucket, **values)))
+        return self.checked(self.machine.released(ShmReleased(bucket=bucket, **values)))
 
 
 def sent(effects: list[Effect]) -> list[tuple[int, int, int, int, int]]:
@@ -163,11 +152,11 @@ def test_a_whole_step_of_two_ranks_effect_by_effect() -> None:
     assert rank.open(6) == []
     assert sent(rank.start()) == [(1, SCATTER, 0, 0, 2), (1, SCATTER, 0, 2, 3)]
     assert rank.place(rank.chunk(SCATTER, 0), 8) == InScratch(slot=3)
-    reduce, passed_on = rank.handle(ChunkReceived(chunk=rank.chunk(SCATTER, 0), slot=3))
+    reduce, passed_on = rank.checked(rank.machine.received(rank.chunk(SCATTER, 0), 3))
     assert reduce == Reduce(bucket=0, start=3, stop=5, slot=3)
     assert sent([passed_on]) == [(1, GATHER, 0, 3, 5)]
     assert rank.place(rank.chunk(GATHER, 0), 8) == InBucket(bucket=0, start=0, stop=2)
-    assert rank.handle(ChunkReceived(chunk=rank.chunk(GATHER, 0))) == []
+    assert rank.checked(rank.machine.received(rank.chunk(GATHER, 0))) == []
     assert rank.take(rank.chunk(GATHER, 0, 1), 4) == []
     effects = rank.take(rank.chunk(SCATTER, 0, 1), 4)
     assert [type(one) for one in effects] == [Reduce, SendChunk, BucketDone]
@@ -194,7 +183,7 @@ def test_a_server_adds_in_rank_order_and_passes_sums_to_its_mirrors() -> None:
     first, second = rank.chunk(PUSH, 0, source=0), rank.chunk(PUSH, 0, source=1)
     assert rank.place(second, 8) is HOLD
     assert rank.place(first, 8) == InBucket(bucket=0, start=0, stop=2)
-    assert rank.handle(ChunkReceived(chunk=first)) == [Resume(rank=1)]
+    assert rank.checked(rank.machine.received(first)) == [Resume(rank=1)]
     reduce, summed = rank.take(second)
     assert isinstance(reduce, Reduce)
     assert sent([summed]) == [(3, SUMMED, 0, 0, 2)]
@@ -238,13 +227,12 @@ def test_chunks_wait_for_a_bucket_that_is_still_to_be_added() -> None:
     rank.open(6, may_add=2)
     early = rank.chunk(SCATTER, 0, bucket=1)
     assert rank.place(early, 8) is HOLD
-    added = BucketsAdded(buckets=(shape(6),))
-    assert rank.handle(added) == [Resume(rank=2)]
+    assert rank.machine.add([shape(6)]) == [Resume(rank=2)]
     assert isinstance(rank.place(early, 8), InScratch)
     assert rank.place(rank.chunk(SCATTER, 0, bucket=2), 8) is HOLD
     assert "the step has 2 buckets" in rank.refused(rank.chunk(SCATTER, 0, bucket=3)).message
     with pytest.raises(LocalProtocolError, match="2 buckets added to step 0, which takes 1 more"):
-        rank.handle(BucketsAdded(buckets=added.buckets * 2))
+        rank.machine.add([shape(6)] * 2)
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -304,7 +292,7 @@ def test_entries_go_down_the_tree_and_complete_the_gather() -> None:
         return [(one.rank, one.gather.origin, one.gather.hop) for one in effects]
 
     for sequence in range(2):
-        assert sent(rank.handle(GatherOffered())) == [(2, 1, 0), (3, 1, 1)]
+        assert sent(rank.checked(rank.machine.offer_gather())) == [(2, 1, 0), (3, 1, 1)]
         assert sent(rank.take_entry(rank.entry(0, sequence))) == [(3, 0, 2)]
         assert rank.take_entry(rank.entry(3, sequence, source=3)) == []
         last = rank.entry(2, sequence, source=3)
@@ -335,7 +323,7 @@ def test_no_rank_is_more_than_one_gather_ahead() -> None:
     rank.open()
     rank.take_entry(rank.entry(1, 0))
     assert "has not seen our entry 0" in rank.refused_entry(rank.entry(1, 1)).message
-    rank.handle(GatherOffered())
+    rank.checked(rank.machine.offer_gather())
     rank.take_entry(rank.entry(1, 1))
 
 
@@ -379,7 +367,7 @@ def test_a_shared_chunk_that_comes_early_waits_in_a_slot() -> None:
     rank.open(12)
     early = [rank.chunk(SCATTER, 0, number, loan=LOAN) for number in (0, 1)]
     assert rank.place(early[0], 0) == InShared(slot=0)
-    assert rank.handle(ChunkReceived(chunk=early[0], slot=0)) == []
+    assert rank.checked(rank.machine.received(early[0], 0)) == []
     assert rank.place(early[1], 0) is HOLD
     assert ReduceShared(bucket=0, start=8, stop=10, version=LOAN) in rank.start()
     assert rank.place(early[1], 0) == InShared(slot=None)

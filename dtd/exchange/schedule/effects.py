@@ -1,4 +1,4 @@
-"""The events and effects of a machine, and the places for received payloads.
+"""The effects of a machine, and the places for received payloads.
 
 The vocabulary between the pure machine (`dtd.exchange.schedule.machine`) and its shells
 (`dtd.exchange.node`, the simulation).  Indices only, never bytes.
@@ -8,77 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dtd.exchange.schedule.chunks import BucketShape
 from dtd.wire.messages import Chunk, ShmReleased, SmallGather
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOpened:
-    """The training thread begins a step with these buckets.
-
-    Attributes:
-        version: the number under which the next rank may read this step's buckets in shared memory.
-        shared: indices of the buckets that it may read; those that travel whole are sent anyway.
-        may_add: most buckets that may be added during the step; equal on all ranks.
-    """
-
-    step: int
-    buckets: tuple[BucketShape, ...]
-    version: int = 0
-    shared: frozenset[int] = frozenset()
-    may_add: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketsAdded:
-    """The open step has further buckets, on all ranks, numbered after the existing ones."""
-
-    buckets: tuple[BucketShape, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketStarted:
-    """The bucket's own contribution is complete, or its memory may be written to."""
-
-    bucket: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkReceived:
-    """A chunk's payload is at the place given by `place`, and its tag was correct."""
-
-    chunk: Chunk
-    slot: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketReleased:
-    """The next rank has read all of the bucket in shared memory."""
-
-    released: ShmReleased
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatherOffered:
-    """This rank's entry of the next small gather is ready."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatherReceived:
-    """Another rank's entry of a small gather has arrived."""
-
-    gather: SmallGather
-
-
-Event = (
-    StepOpened
-    | BucketsAdded
-    | BucketStarted
-    | ChunkReceived
-    | BucketReleased
-    | GatherOffered
-    | GatherReceived
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -181,13 +181,7 @@ def gathered(
     fetch: Callable[[str], Result],
     tell: Callable[[str, CheckpointError], None],
 ) -> list[Result]:
-    """Fetch as few parts as make the whole.
-
-    Args:
-        left: the shards of each holder's part; a holder that fails is taken out.
-        without: holders whose parts are not wanted.
-        fetch: brings a holder's part here; at once if it is here already.
-        tell: told of a holder that fails.
+    """Fetch as few parts as make the whole; a holder that fails is told, and taken out of `left`.
 
     Raises:
         CheckpointError: what is left does not make the whole; tells of the last failure.

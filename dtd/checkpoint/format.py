@@ -59,7 +59,6 @@ class Manifest:
     """manifest.json.
 
     Attributes:
-        generation: in which it was taken.
         epoch: epoch of the next row.
         offset: rows used in that epoch.
         digest: hex digest of the state; all ranks agreed on it.  That of a sharded state is made
@@ -68,7 +67,6 @@ class Manifest:
         parent: name of the checkpoint before it, empty for the first.
         metrics: of the evaluation at this step; empty if there was none.
         world_size: workers at the time; any number can continue.
-        files: size and hash of the other files.
         tensors: names of all tensors, in the digest's order.
         local_state: state of each rank alone that is in no checkpoint, by name, and what it is
             after loading: "zero".  None if the writer did not record it.
@@ -134,11 +132,7 @@ def list_checkpoints(directory: Path, folder: str) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class JobFolder:
-    """The directory of one job's checkpoints.
-
-    Attributes:
-        identity: tells it from others of the same id.
-    """
+    """The directory of one job's checkpoints."""
 
     directory: Path
     job_id: str

@@ -248,7 +248,6 @@ class HeldTensor:
     """A sharded tensor, as far as a part has it.
 
     Attributes:
-        shape: of the whole tensor.
         ranges: the part's ranges of the flattened tensor, ascending and disjoint.
     """
 
@@ -364,9 +363,6 @@ class PartFiles:
 class FileMerge:
     """One file of all parts, open for reading; use it as a context manager.
 
-    Args:
-        parts: at least one.
-
     Attributes:
         tensors: what belongs in the file of the whole checkpoint, by the names that tensors
             have in it.
@@ -393,10 +389,6 @@ class FileMerge:
 
     def write(self, target: Path, on_block: OnBlock | None = None) -> FileInfo:
         """Write the file of the whole checkpoint; it is durable when this returns.
-
-        Args:
-            target: must not exist; removed again if this fails.
-            on_block: called after each block.
 
         Raises:
             CheckpointError: no part has some of the elements.

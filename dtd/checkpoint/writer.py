@@ -412,7 +412,6 @@ class Rules:
     """Rules by which a worker keeps a job's checkpoints; the newest and the best always stay.
 
     Attributes:
-        best_metric: the metric that chooses the best; empty for none.
         best_mode: "min", "max", or empty for the rule by the metric's name.
         keep_days: those not older than this; 0 for any age.
         keep_bytes: the newest in so much room; 0 for any.
@@ -440,14 +439,7 @@ def rules_of(spec: JobSpec) -> Rules:
 def retain(
     directory: Path, rules: Rules, *, now_unix_s: float, branches: Sequence[Branch] = ()
 ) -> tuple[str, ...]:
-    """Remove a job's superfluous checkpoints; returns the names of those that stay, newest first.
-
-    Args:
-        directory: the job's directory.
-        rules: what stays.
-        now_unix_s: from which ages count.
-        branches: steps that the job has abandoned.
-    """
+    """Remove a job's superfluous checkpoints; return the names of the others, newest first."""
     known = list_checkpoints(directory.parent, directory.name)
     left = {path for path in known if is_left(parse_name(path.name) or (0, 0), branches)}
     paths = [path for path in known if path not in left]

@@ -105,8 +105,6 @@ class Core:
 
     Attributes:
         store_id: id of the store, which a restored backup has as well.
-        address: where the coordinator is called.
-        news: is set by the next incident.
         complaints: tell why a disk is unreliable, or nothing.
     """
 

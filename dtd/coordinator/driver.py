@@ -30,7 +30,6 @@ class Driver:
     """Runs the core on the running event loop, and guards it against its own errors.
 
     Args:
-        containment: told of errors that no message has caused.
         perform: does one effect; must not block.
     """
 

@@ -169,11 +169,6 @@ class Scans:
     def content(self, path: Path, progress: Progress, *, mark: str = "") -> Content:
         """The data at a path.
 
-        Args:
-            path: a directory or a file.
-            progress: called as it is read.
-            mark: an earlier read counts only if it had the same.
-
         Raises:
             TaskError: something there cannot be data, see `look`, or the files change.
             OSError: they cannot be read.
@@ -241,13 +236,6 @@ def what_goes(
     free_bytes: int,
 ) -> list[str]:
     """The copies that have to go so that there is room, the least recently used first.
-
-    Args:
-        copies: all that are there.
-        in_use: names of those that stay.
-        need_bytes: bytes that are to be written.
-        limit_bytes: most bytes of all copies.
-        free_bytes: bytes that are free on the disk.
 
     Raises:
         TaskError: there is no room even without them; the message follows "data NAME: ".

@@ -65,7 +65,6 @@ class OfferedMemory:
     Attributes:
         nonce: by which a reader recognises the right file.
         size_bytes: of the file, with its head.
-        version: the present number of its contents.
         shareable: others can be let read it, and no more than that.
 
     Raises:

@@ -148,13 +148,7 @@ class CodingLink(Link):
     def send(
         self, message: m.Message, payload: bytes | memoryview = b"", item_bytes: int = 0
     ) -> None:
-        """Queue a frame; a payload's memory must not change until `drained`.
-
-        Args:
-            message: the header.
-            payload: contiguous bytes.
-            item_bytes: width of its elements; 0: they are never coded.
-        """
+        """Queue a frame; a payload is coded only if the width of its elements is given."""
         self.plain_bytes += len(payload)
         if self.closing or not isinstance(message, _IN_ORDER):
             super().send(message, payload)

@@ -54,8 +54,6 @@ class ConnectionLimiter:
     Connections are known by keys that the listener chooses.
 
     Attributes:
-        per_address: most unauthenticated connections of one address.
-        in_all: most unauthenticated connections of all addresses.
         only_failures: the rate of an address counts connections that ended unauthenticated, not
             all, and callers on this host have no rate: a loopback address does not distinguish
             them.

@@ -121,13 +121,11 @@ class Link(asyncio.BufferedProtocol):
         peer_name: the name that the other side must state in WELCOME; empty: any.
 
     Attributes:
-        identity: the peer's identity; None when it is not known.
         peer: its address and port, or its user on this host, for people; empty until the
             connection stands.
         is_same_host: both ends have the same address, so both are probably on this host.
         on_lost: called when the TCP connection is gone, before the handler.
         received_bytes: all received bytes, including those of incomplete frames.
-        received_frames: number of complete frames.
     """
 
     def __init__(

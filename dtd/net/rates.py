@@ -16,7 +16,6 @@ class Allowance:
     """A token bucket: the amount that a caller may still do or send.
 
     Attributes:
-        rate_per_s: amount added per second.
         burst: largest saved amount, available at the start.
     """
 

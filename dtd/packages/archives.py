@@ -148,14 +148,7 @@ class Archives:
         return True
 
     def put(self, digest: str, *, size: int, offset: int, piece: bytes, in_use: InUse) -> int:
-        """Take a piece in; a piece that does not follow the stored ones is ignored.
-
-        Args:
-            digest: sha256 of the whole archive, in hex.
-            size: of the whole archive, in bytes.
-            offset: where the piece begins.
-            piece: bytes; none asks how much is here.
-            in_use: asked once the archive is whole.
+        """Take a piece in; one that does not follow the stored ones is ignored, as is an empty one.
 
         Returns:
             How many bytes are here; `size` when the archive is whole and verified.

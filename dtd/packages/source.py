@@ -62,9 +62,7 @@ def module_name(reference: str) -> str:
 def find_source(name: str, folders: Iterable[str | Path]) -> Source | None:
     """The package or module that importing `name` would find with these folders on the path.
 
-    Args:
-        name: a top-level name.
-        folders: where to look, first to last; "" is the current directory.
+    The folder "" is the current directory.
 
     Raises:
         TaskError: it is in several directories at once.

@@ -17,11 +17,5 @@ WARN_BEFORE_DAYS: Final = 7
 
 
 def renewed_from_s(issued_s: float, expires_s: float, *, life_days: float) -> float:
-    """Unix time from which a certificate is renewed.
-
-    Args:
-        issued_s: when it began.
-        expires_s: when it ends.
-        life_days: how long new ones live, which may be shorter.
-    """
+    """Unix time from which a certificate is renewed."""
     return issued_s + RENEWED_AFTER * min(expires_s - issued_s, life_days * DAY_S)

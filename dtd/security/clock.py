@@ -72,13 +72,7 @@ class Clock:
 
 
 class TrustedTime:
-    """Two clocks as one; pure.
-
-    Args:
-        wall_s: time of the host's clock, Unix seconds.
-        steady_s: a clock that nobody sets, in seconds.
-        known_s: Unix time that was certainly reached before; 0: not known.
-    """
+    """Two clocks as one; pure."""
 
     def __init__(self, wall_s: float, steady_s: float, *, known_s: float = 0.0) -> None:
         self._offset_s = max(wall_s, known_s) - steady_s

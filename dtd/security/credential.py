@@ -52,9 +52,6 @@ class Credential:
     """A credential on disk that has been read and found whole.
 
     Attributes:
-        role: worker, operator or viewer.
-        coordinators: where the cluster's coordinator is, most wanted first.
-        workers: the names that a worker's is good for.
         id: the id that it shares with those that renew it.
         key_path: the file with the private key and the certificate: `path`, or one in which a
             renewed certificate is kept (`dtd.security.credential`).

@@ -45,9 +45,7 @@ class IssuedRecord:
 
     Attributes:
         token: id of the token that it was made for, empty without one.
-        workers: the names that it may register.
         credential: the credential that it belongs to.
-        key: SHA-256 of its public key.
     """
 
     serial: str
@@ -177,13 +175,7 @@ class CredentialBook:
     ) -> list[IssuedRecord]:
         """Whether a credential can be issued; returns the certificates whose place it takes.
 
-        Args:
-            role: of the joiner.
-            name: of the joiner.
-            workers: the names that it is to register.
-            replaces: an operator has said that it may take the place of one of its name.
-            key: SHA-256 of the joiner's key; certificates issued for it before do not count.
-            now_s: Unix seconds.
+        Certificates that were issued for this key before do not count.
 
         Raises:
             RequestRefused: the name, or a name of its workers, is taken.

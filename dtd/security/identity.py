@@ -60,8 +60,6 @@ class Identity:
         workers: the names that the peer may register; None: any, since the user is known.
         credential: the serial of the credential's first certificate; renewed ones keep it.
         issued_s: Unix time from which the certificate counts; 0 without one.
-        expires_s: Unix time at which it ends; 0 without one.
-        fingerprint: SHA-256 of the certificate, in hexadecimal; empty without one.
     """
 
     role: str

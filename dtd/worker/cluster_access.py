@@ -55,14 +55,7 @@ log = structlog.get_logger()
 def registration(
     config: WorkerConfig, bound: Address, *, last_end: str = "", instance: str = ""
 ) -> m.Register:
-    """REGISTER of this process, with an incarnation of its own (protocol.md, REGISTER).
-
-    Args:
-        config: the worker's settings.
-        bound: where its data port listens.
-        last_end: how the process before this one ended; empty: in good order.
-        instance: of its state directory.
-    """
+    """REGISTER of this process, with an incarnation of its own (protocol.md, REGISTER)."""
     advertised = config.advertised(bound)
     host = advertised.host
     if advertised.is_wildcard:  # then as the coordinator sees it, and at all of the host's

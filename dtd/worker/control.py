@@ -60,7 +60,6 @@ class ControlConnection:
 
     Args:
         targets: tells where it listens; they are called in turn until one answers.
-        opened: called when it has answered HELLO.
 
     Attributes:
         diagnostic: why the coordinator cannot be worked with; None when it can.
@@ -286,7 +285,6 @@ class Requests:
 
     Args:
         send: sends to the coordinator, on the event loop; lost while there is no connection.
-        post: runs a function on the event loop, from any thread.
     """
 
     def __init__(self, *, send: Callable[[m.Message], None], post: Callable[..., None]) -> None:

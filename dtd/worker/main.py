@@ -267,11 +267,6 @@ def with_instance(
 ) -> dict[str, object]:
     """The flags, with device, role and name from `--instance` where nothing else sets them.
 
-    Args:
-        flags: as given, by name.
-        environ: the environment; DTD_DEVICE, DTD_ROLE and DTD_NAME win over the instance.
-        host: prefix of a worker's name.
-
     Raises:
         ConfigError: the instance does not name a device.
     """

@@ -416,13 +416,7 @@ MOST_S: Final = 30.0
 
 
 def probe(message: m.Probe, *, by: str, timeout_s: float) -> m.Probed:
-    """Call the worker that `message` names, and fetch something from it; blocking.
-
-    Args:
-        message: names the worker.
-        by: this worker's name.
-        timeout_s: bound on connecting and on its WELCOME together, and then on every pause.
-    """
+    """Call the worker that `message` names, and fetch something from it; blocking."""
     greeted, reason = False, ""
     try:
         link, _ = _open_link(message, addresses(message), by, timeout_s)

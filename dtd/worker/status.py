@@ -12,14 +12,7 @@ from dtd.wire import messages as m
 def status_line(
     beat: m.Heartbeat, assign: m.Assign | None, *, coordinator: str, diagnostic: str = ""
 ) -> str:
-    """Job, step, loss and peers, or the reason for waiting.
-
-    Args:
-        beat: the present heartbeat.
-        assign: the newest generation of this process.
-        coordinator: its address while it cannot be reached, else empty.
-        diagnostic: the trouble and its remedy; empty when there is none.
-    """
+    """Job, step, loss and peers, or the reason for waiting."""
     words = [_doing(beat), *_peers(beat, assign)]
     if coordinator and not diagnostic:
         words.append(f"connecting to the coordinator at {coordinator}")

@@ -48,7 +48,6 @@ class ControlPort:
     """The listening side of the control plane.
 
     Attributes:
-        connections: bounds the connections of all listeners.
         authority: the cluster's; None while there is the socket alone.
         coordinators: addresses for tokens and credentials; empty while there is the socket alone.
     """

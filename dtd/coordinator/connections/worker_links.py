@@ -24,12 +24,7 @@ TICKET_LIFE_S: Final = 3600
 
 
 class WorkerLinks:
-    """The registered workers' connections.
-
-    Args:
-        data_key: the root of all secrets.
-        now: the clock that the membership core sees.
-    """
+    """The registered workers' connections."""
 
     def __init__(self, data_key: bytes, now: Callable[[], float]) -> None:
         self._data_key = data_key

@@ -226,12 +226,7 @@ def _ends_later(spec: job.JobSpec, step: int, parent: dict[str, Any]) -> None:
 
 
 def origin_mode(asked: str, parent_state: str) -> str:
-    """Whether everything is taken over, or the weights only.
-
-    Args:
-        asked: in the submission; empty: the weights of a job that is done, everything of another.
-        parent_state: how the job that is started from stands.
-    """
+    """Whether all is taken over or the weights only: unless asked, those of a job that is done."""
     if asked and asked not in MODES:
         raise RequestRefused(f"{asked!r} is not one of {', '.join(MODES)}")
     return asked or (WEIGHTS if parent_state == JobState.DONE else RESUME)

@@ -150,12 +150,7 @@ def _is_handed_over(core: Core, worker: str, holders: Sequence[Mapping[str, Any]
 
 
 def _newest(listed: Sequence[dict[str, Any]], step: int) -> list[dict[str, Any]]:
-    """All entries of the checkpoint that a job starts from, those that are confirmed first.
-
-    Args:
-        listed: newest first.
-        step: committed steps of the checkpoint; 0 for the newest.
-    """
+    """All entries of a step's checkpoint, of the newest with step 0; confirmed ones come first."""
     sound = [one for one in listed if one["confirmation"] != CONTRADICTED]
     found = (group for group in complete(sound) if step in (0, group[0]["step"]))
     return sorted(next(found, []), key=lambda one: one["confirmation"] != VERIFIED)

@@ -41,10 +41,6 @@ class Entry:
     """One call: the caller, the request and its outcome.
 
     Attributes:
-        who: name of the caller in that role, or its user id.
-        serial: serial number of the caller's certificate; empty without one.
-        what: name of the request, as in protocol.md.
-        outcome: one of the outcomes above.
         skipped: earlier refusals of the same caller that were not recorded.
     """
 

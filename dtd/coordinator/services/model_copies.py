@@ -33,9 +33,7 @@ class _Version:
 
     Attributes:
         origin: workers that have the checkpoint, and which part of it.
-        holders: workers that keep a copy, connected or not.
         wanted: copies are being made until there are enough.
-        making: workers that have the order to make one.
     """
 
     copies: int

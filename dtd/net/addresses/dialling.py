@@ -34,7 +34,6 @@ class Dialling(Generic[_Opened]):
 
     Args:
         addresses: the peer's, best first; a name stands for all addresses that it has.
-        new_link: creates the opening side of a link, with this object as its handler.
         opened: called with the link that has been answered, and its address.
     """
 

@@ -51,10 +51,6 @@ def offered(interfaces: Iterable[Interface], *, ipv4_only: bool) -> tuple[str, .
 
     Of each interface the first address of either kind, so that one with many does not take the
     place of another interface.
-
-    Args:
-        interfaces: those of this host, in the kernel's order.
-        ipv4_only: the worker does not listen on IPv6.
     """
     best = sorted(interfaces, key=lambda one: (one.is_virtual, -one.mbit_per_s))
     found: dict[str, None] = {}

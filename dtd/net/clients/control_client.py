@@ -120,11 +120,6 @@ class ControlClient:
     ) -> dict[str, Any]:
         """Send a request and return the answer.
 
-        Args:
-            message: the request.
-            payload: its payload.
-            within_s: bound on the time until the answer, for one that is known to take longer.
-
         Raises:
             RequestRefused: the coordinator refused.
             CoordinatorUnreachable: it did not answer in time, or left.

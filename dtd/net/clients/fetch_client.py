@@ -50,15 +50,9 @@ OnBytes = Callable[[int, int], None]
 def open_resource(
     link: BlockingLink, resource: str, *, timeout_s: float = math.inf, silence_s: float = math.inf
 ) -> tuple[list[m.BlobInfo], bytes]:
-    """Names and sizes of all blobs, and the manifest.
+    """Names and sizes of all blobs, and the manifest, of a resource such as "state/GENERATION".
 
     A holder that is still preparing its state sends empty lists meanwhile.
-
-    Args:
-        link: the link to the holder.
-        resource: "state/GENERATION" or "checkpoint/DIRECTORY/NAME".
-        timeout_s: bound on each of the holder's messages.
-        silence_s: bound on the time without a single byte.
 
     Raises:
         TimeoutError, ConnectionError, RequestRefused, ProtocolError: as `BlockingLink.receive`;

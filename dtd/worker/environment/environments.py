@@ -67,11 +67,6 @@ class Environments:
     def use(self, package: Path, *, progress: Callable[[], None], patience_s: float) -> None:
         """Have imports, here and in child processes, find what a job's package requires.
 
-        Args:
-            package: the directory to which it was shipped.
-            progress: called as the installation advances.
-            patience_s: time in which an installation has to advance.
-
         Raises:
             TaskError: the packages cannot be installed.
         """

@@ -63,11 +63,7 @@ def _check_not_imported(place: Path) -> None:
 def task_digest(reference: str, place: Path | None) -> str:
     """Hash of the source of a task and of its imports from its folder.
 
-    Empty for a built-in task, or without source.
-
-    Args:
-        reference: as the job names the task.
-        place: where its package was shipped to; None: it is what an import finds.
+    Empty for a built-in task, or without source.  Without `place` it is what an import finds.
 
     Raises:
         TaskError: a file of it cannot be read.

@@ -139,16 +139,9 @@ def ask_for_parts(
     clock: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
 ) -> m.Parts:
-    """Ask the coordinator for the holders of a checkpoint's parts; blocking.
+    """Ask the coordinator for the holders of a checkpoint's parts, with step 0 of the newest.
 
     Workers that have missing parts may be about to come back: it waits for them for a while.
-
-    Args:
-        requests: passes the request on.
-        job: the job that the checkpoint is of.
-        step: committed steps in it; 0 for the newest.
-        clock: returns the time in seconds.
-        wait: waits for so many seconds.
 
     Raises:
         CheckpointError: the coordinator does not answer.
@@ -173,13 +166,6 @@ def collect(
     answer: m.Parts, own: FoundPart | None, directory: Path, *, connect: Connect, progress: Progress
 ) -> Path:
     """Assemble the checkpoint that the coordinator's answer is about.
-
-    Args:
-        answer: the holders of the parts.
-        own: the part on this disk, with this worker's name; None if it has none.
-        directory: gets the assembled checkpoint.
-        connect: makes connections.
-        progress: called as bytes are received and read.
 
     Raises:
         CheckpointError: parts are missing or damaged, their holders do not deliver them, or there

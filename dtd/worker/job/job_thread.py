@@ -66,9 +66,6 @@ class Facilities:
 
     Attributes:
         bridge: posts calls onto the event loop, from any thread.
-        data: the data port, on the event loop.
-        lifeline: holds connections that end with the process.
-        requests: asks the coordinator, from the training thread.
         tell: sends to the coordinator, on the event loop; lost while there is no connection.
         feed: hands an event to the member core, on the event loop.
         script: the script of a process that was started by hand; None in a daemon.

@@ -55,8 +55,6 @@ class Tick(NamedTuple):
     Attributes:
         code: its exit code; the negative number of the signal that has ended it.
         age_s: time since its end.
-        stop: the job is to end.
-        yield_: the generation is to end.
     """
 
     ended: bool

@@ -48,9 +48,6 @@ _STEP: Final = struct.Struct("<Q")
 class CommittedStep:
     """The record of one job in one worker.
 
-    Args:
-        job: unambiguous name of the job.
-
     Attributes:
         before: (generation, step) of the last commit by an earlier process; (0, 0) if unknown.
     """

@@ -166,14 +166,7 @@ class Training:
         silence_s: float,
         agreed: Callable[[], None],
     ) -> None:
-        """Become a member of a generation, and leave the previous one.
-
-        Args:
-            assign: the generation.
-            beat_interval_s: how often either neighbour is told that this side lives.
-            silence_s: how long a neighbour may be silent, or take to connect.
-            agreed: called on the loop when all ranks hold the same state.
-        """
+        """Become a member of a generation, and leave the previous one."""
         structlog.contextvars.bind_contextvars(
             job=assign.job, generation=assign.generation, rank=assign.rank
         )
@@ -214,11 +207,7 @@ class Training:
         self._reporter.end_at_boundary(stop=stop, leave=leave)
 
     def heartbeat_fields(self, interval_s: float) -> dict[str, Any]:
-        """Figures, and whether the thread makes progress; waiting for the ring is not a stall.
-
-        Args:
-            interval_s: when the next heartbeat follows.
-        """
+        """Figures, and whether the thread makes progress; waiting for the ring is not a stall."""
         figures = self._reporter.heartbeat_fields()
         if not self._watch.training:
             return figures

@@ -46,11 +46,6 @@ def check_device(
 ) -> None:
     """Refuse a device that this host does not have.
 
-    Args:
-        device: "cpu" or "cuda:N".
-        ask: asks the driver; None if there is none.
-        build: what torch is built for, as `torch_build` says it.
-
     Raises:
         ConfigError: no job could train on it.
     """

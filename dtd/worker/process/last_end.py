@@ -88,12 +88,7 @@ class LastEnd:
 
 
 def how_it_ended(fault: str, service: str) -> str:
-    """Describe the end of a process in one clause, never empty.
-
-    Args:
-        fault: output of its fault handler.
-        service: systemd's SERVICE_RESULT, EXIT_CODE and EXIT_STATUS; empty if it was no service.
-    """
+    """Describe the end of a process in one clause, never empty."""
     fatal, top = _FATAL.search(fault), _TOP_FRAME.search(fault)
     place = f" in {top['name']} ({Path(top['file']).name}:{top['line']})" if top else ""
     result, _, rest = service.partition(" ")

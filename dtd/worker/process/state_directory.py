@@ -156,12 +156,7 @@ FD_DIRECTORY: Final = "fds"
 
 
 def fd_directory(state_dir: Path, environ: Mapping[str, str]) -> Path | None:
-    """The directory, made and emptied; None where it cannot be had: everything is sent then.
-
-    Args:
-        state_dir: this worker's alone, and locked.
-        environ: the environment, for RUNTIME_DIRECTORY.
-    """
+    """The directory, made and emptied; None where it cannot be had: everything is sent then."""
     runtime = environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
     directory = (Path(runtime) if runtime else state_dir) / FD_DIRECTORY
     try:

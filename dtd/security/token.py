@@ -29,14 +29,13 @@ from dtd.security.private_files import read_records, write_records
 VERSION: Final = "dtd1"
 ID_BYTES: Final = 4
 SECRET_BYTES: Final = 24
-MAX_ADDRESSES: Final = 16
 DEFAULT_LIFE_S: Final = 24 * 3600
 NEVER: Final = "never"
-LIMIT_CHARACTERS: Final = 4096
 
-_ID: Final = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
-_SECRET: Final = re.compile(r"[A-Za-z0-9_-]{16,64}")
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_TOKEN: Final = re.compile(
+    rf"{VERSION}/(?P<role>{'|'.join(JOINABLE)})/(?P<hosts>[^/]+)/(?P<sha256>[0-9a-f]{{64}})"
+    rf"/(?P<id>[0-9a-f]{{{2 * ID_BYTES}}})\.(?P<secret>[A-Za-z0-9_-]{{16,64}})"
+)
 _LIFE: Final = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _REMEDY: Final = "copy the whole token that `dtdctl token create` printed"
@@ -76,25 +75,19 @@ class Token:
                 remedy="fill the file, Secret or variable that it is taken from with what"
                 " `dtdctl token create` prints",
             )
-        parts = text.strip().split("/") if len(text) <= LIMIT_CHARACTERS else []
-        if len(parts) != 5:
-            raise _no_token("it does not have the five parts of a token")
-        version, role, hosts, sha256, last = parts
-        token_id, _, secret = last.partition(".")
-        if version != VERSION:
-            raise _no_token(f"it does not begin with {VERSION}/")
-        if role not in JOINABLE:
-            raise _no_token(f"its role is not one of {', '.join(JOINABLE)}")
-        if not _SHA256.fullmatch(sha256):
-            raise _no_token("its fourth part is not a SHA-256")
-        if not _ID.fullmatch(token_id) or not _SECRET.fullmatch(secret):
-            raise _no_token("its last part is not ID.SECRET")
+        found = _TOKEN.fullmatch(text.strip())
+        if found is None:
+            raise _no_token(f"it is not {VERSION}/ROLE/HOST:PORT,.../SHA256/ID.SECRET")
+        try:
+            coordinators = tuple(map(Address.parse, found["hosts"].split(",")))
+        except UsageError as error:
+            raise _no_token(f"its address {error.message}") from None
         return cls(
-            role=role,
-            coordinators=_addresses(hosts),
-            authority_sha256=sha256,
-            id=token_id,
-            secret=secret,
+            role=found["role"],
+            coordinators=coordinators,
+            authority_sha256=found["sha256"],
+            id=found["id"],
+            secret=found["secret"],
         )
 
     def word(self) -> str:
@@ -123,19 +116,6 @@ def parse_life_s(text: str) -> int:
             remedy=f"for example 90s, 30m, 24h, 7d or {NEVER}",
         )
     return int(found[1]) * _UNIT_S[found[2]]
-
-
-def _addresses(text: str) -> tuple[Address, ...]:
-    words = text.split(",")
-    if len(words) > MAX_ADDRESSES:
-        raise _no_token(f"it names more than {MAX_ADDRESSES} addresses")
-    try:
-        found = tuple(map(Address.parse, words))
-    except UsageError as error:
-        raise _no_token(f"its address {error.message}") from None
-    if any(address.port == 0 for address in found):
-        raise _no_token("one of its addresses has no port")
-    return found
 
 
 def _no_token(why: str) -> UsageError:

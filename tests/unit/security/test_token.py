@@ -11,19 +11,20 @@ SHA = "ab" * 32
 WORD = f"dtd1/worker/10.0.0.1:7117,[fd00::1]:7118/{SHA}/0123abcd.ABCdef_-0123456789"
 
 
+FORM = "it is not dtd1/ROLE/HOST:PORT,.../SHA256/ID.SECRET"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("dtd1/", "dtd2/", "it does not begin with dtd1/"),
-        ("/worker/", "/coordinator/", "its role is not one of worker, operator, viewer"),
-        ("/worker/", "/", "it does not have the five parts of a token"),
-        (":7117", ":0", "one of its addresses has no port"),
+        ("dtd1/", "dtd2/", FORM),
+        ("/worker/", "/coordinator/", FORM),
+        ("/worker/", "/", FORM),
         ("10.0.0.1:7117", "10.0.0.1", "its address must be HOST:PORT"),
-        ("10.0.0.1:7117", ",".join(["h:1"] * 16), "more than 16 addresses"),
-        (SHA, SHA[:-1], "its fourth part is not a SHA-256"),
-        ("0123abcd.", "0123abc.", "its last part is not ID.SECRET"),
-        ("ABCdef_-0123456789", "short", "its last part is not ID.SECRET"),
-        (WORD, WORD * 40, "it does not have the five parts"),
+        (SHA, SHA[:-1], FORM),
+        ("0123abcd.", "0123abc.", FORM),
+        ("ABCdef_-0123456789", "short", FORM),
+        (WORD, WORD * 40, FORM),
     ],
 )
 def test_what_is_no_token_is_not_repeated(old: str, new: str, why: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,7 +37,7 @@ _LENGTH_BYTES: Final = 8
 _MAX_HEADER_BYTES: Final = 16 * MIB
 PART: Final = ".part"
 
-InUse = Callable[[], Collection[str]]
+InUse = Collection[str]
 """The digests of packages that must not be forgotten."""
 
 
@@ -132,12 +132,7 @@ class Archives:
 
     def __init__(self, directory: Path, kind: Kind = PACKAGE) -> None:
         self._directory = directory
-        self._kind = kind
-
-    @property
-    def noun(self) -> str:
-        """The kind of file, in messages."""
-        return self._kind.noun
+        self.kind = kind
 
     def has(self, digest: str) -> bool:
         """Whether the package is here whole; it counts as the newest from now on."""
@@ -157,16 +152,16 @@ class Archives:
             RequestRefused: it is too large, damaged, or cannot be written.
             TaskError: the digest is none, or does not name these bytes.
         """
-        limit = self._kind.max_bytes
+        limit = self.kind.max_bytes
         if not 0 < size <= limit:
-            raise RequestRefused(f"{self._kind.noun} of {size} bytes: must have 1 to {limit}")
+            raise RequestRefused(f"{self.kind.noun} of {size} bytes: must have 1 to {limit}")
         if self.has(digest):
             return size
         try:
             return self._append(digest, size, offset, piece, in_use)
         except OSError as error:
             raise RequestRefused(
-                f"{self._kind.noun} {short(digest)} cannot be stored in {self._directory} on the"
+                f"{self.kind.noun} {short(digest)} cannot be stored in {self._directory} on the"
                 f" coordinator's host: {error.strerror}",
                 remedy="check its disk",
             ) from None
@@ -192,7 +187,7 @@ class Archives:
         if offset == have and piece:
             if offset + len(piece) > size:
                 raise RequestRefused(
-                    f"{self._kind.noun} {short(digest)} is longer than its {size} bytes"
+                    f"{self.kind.noun} {short(digest)} is longer than its {size} bytes"
                 )
             descriptor = os.open(part, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             with os.fdopen(descriptor, "ab") as file:
@@ -205,7 +200,7 @@ class Archives:
     def _complete(self, part: Path, digest: str, in_use: InUse) -> None:
         """A job that names it may be written down from now on, so it must outlive the power."""
         try:
-            verify_file(part, digest, noun=self._kind.noun)
+            verify_file(part, digest, noun=self.kind.noun)
             with part.open("rb") as file:
                 os.fsync(file.fileno())
             part.rename(self._whole(digest))
@@ -215,15 +210,14 @@ class Archives:
         self._forget_old(in_use)
 
     def _forget_old(self, in_use: InUse) -> None:
-        needed = in_use()
-        for ending in (self._kind.ending, PART):
-            found = [p for p in self._directory.glob(f"*{ending}") if p.stem not in needed]
+        for ending in (self.kind.ending, PART):
+            found = [p for p in self._directory.glob(f"*{ending}") if p.stem not in in_use]
             found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-            room_bytes = self._kind.max_kept_bytes
+            room_bytes = self.kind.max_kept_bytes
             for number, path in enumerate(found):
                 room_bytes -= path.stat().st_size
-                if number >= self._kind.max_kept or room_bytes < 0:
+                if number >= self.kind.max_kept or room_bytes < 0:
                     path.unlink()
 
     def _whole(self, digest: str) -> Path:
-        return self._directory / f"{checked_digest(digest)}{self._kind.ending}"
+        return self._directory / f"{checked_digest(digest)}{self.kind.ending}"

@@ -55,7 +55,7 @@ class PackageTransfer:
                 size=request.size,
                 offset=request.offset,
                 piece=piece,
-                in_use=lambda: needed,
+                in_use=needed,
             )
         )
         return {"have": have}
@@ -64,7 +64,8 @@ class PackageTransfer:
         """Check that a job's package is here; an empty name is none."""
         if digest and not await self._thread.run(self._archives.has, digest):
             raise RequestRefused(
-                f"{self._archives.noun} {short(digest)} is not here", remedy="submit the job again"
+                f"{self._archives.kind.noun} {short(digest)} is not here",
+                remedy="submit the job again",
             )
 
     def ask(self, link: Link, request: m.GetPackage) -> None:

@@ -17,10 +17,6 @@ CONTENT = bytes(range(256)) * 4
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
-def nothing() -> set[str]:
-    return set()
-
-
 @pytest.fixture
 def archives(tmp_path: Path) -> Archives:
     return Archives(tmp_path / "packages")
@@ -28,7 +24,7 @@ def archives(tmp_path: Path) -> Archives:
 
 def put(archives: Archives, offset: int, piece: bytes, *, digest=DIGEST, size=None) -> int:
     size = len(CONTENT) if size is None else size
-    return archives.put(digest, size=size, offset=offset, piece=piece, in_use=nothing)
+    return archives.put(digest, size=size, offset=offset, piece=piece, in_use=())
 
 
 def test_an_upload_goes_on_where_it_has_ended(archives: Archives, tmp_path: Path) -> None:
@@ -61,9 +57,7 @@ def test_the_newest_are_kept_and_those_in_use(tmp_path: Path, bound: dict[str, i
     for number in range(10, 17):
         content = str(number).encode()
         digests.append(hashlib.sha256(content).hexdigest())
-        archives.put(
-            digests[-1], size=len(content), offset=0, piece=content, in_use=lambda: {digests[0]}
-        )
+        archives.put(digests[-1], size=len(content), offset=0, piece=content, in_use={digests[0]})
         os.utime(tmp_path / "packages" / f"{digests[-1]}.tar", (number, number))
     kept = {path.stem for path in (tmp_path / "packages").iterdir()}
     assert kept == {digests[0], *digests[-4:]}
@@ -102,7 +96,7 @@ def test_the_coordinator_keeps_a_few_and_verifies_them(tmp_path: Path) -> None:
         digest = hashlib.sha256(data).hexdigest()
         half = len(data) // 2
         first = digests[0] if digests else digest
-        given = {"size": len(data), "in_use": lambda first=first: {first}}
+        given = {"size": len(data), "in_use": {first}}
         assert archives.put(digest, offset=0, piece=data[:half], **given) == half
         assert archives.put(digest, offset=half, piece=data[half:], **given) == len(data)
         digests.append(digest)
@@ -111,6 +105,6 @@ def test_the_coordinator_keeps_a_few_and_verifies_them(tmp_path: Path) -> None:
     assert archives.has(digests[5])
     assert archives.piece(digests[5], 8)[1] == content(6)[8:]
     with pytest.raises(TaskError, match="damaged"):
-        archives.put("0" * 64, size=4, offset=0, piece=b"abcd", in_use=set)
+        archives.put("0" * 64, size=4, offset=0, piece=b"abcd", in_use=())
     with pytest.raises(RequestRefused, match="weights of 0 bytes"):
-        archives.put("0" * 64, size=0, offset=0, piece=b"", in_use=set)
+        archives.put("0" * 64, size=0, offset=0, piece=b"", in_use=())

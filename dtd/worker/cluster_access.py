@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import dataclasses
 import datetime as dt
 import functools
 import os
+import platform
 import secrets
 import socket
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +21,8 @@ import structlog
 from dtd import __version__
 from dtd.address import ANY_IPV4, ANY_IPV6, Address
 from dtd.config import DEFAULT_DATA_ADDRESS, WorkerConfig
-from dtd.errors import ConfigError
+from dtd.errors import ConfigError, UsageError
+from dtd.host.places import config_home, find_sockets
 from dtd.net.addresses.interfaces import interfaces, offered
 from dtd.security.certificate_life import WARN_BEFORE_DAYS
 from dtd.security.credential import (
@@ -28,8 +32,16 @@ from dtd.security.credential import (
     places_of_renewed,
     with_renewed,
 )
-from dtd.security.identity import WORKER
+from dtd.security.identity import (
+    USUAL_INSTANCES,
+    WORKER,
+    check_names,
+    split_names,
+    worker_names,
+)
 from dtd.security.targets import Target, credential_places, find_credential, targets, targets_here
+from dtd.security.token import Token
+from dtd.text.names import name_of
 from dtd.text.shown import one_line
 from dtd.wire import messages as m
 from dtd.wire.fields import NAME_CHARACTERS
@@ -37,17 +49,6 @@ from dtd.worker.process.host_checks import best_instructions
 
 if TYPE_CHECKING:  # takes long to load, and a credential is seldom renewed
     from cryptography.hazmat.primitives.asymmetric import ec
-import argparse
-import platform
-import sys
-from collections.abc import Sequence
-
-from dtd.errors import UsageError
-from dtd.host.places import config_home, find_sockets
-from dtd.net.clients.join_client import join
-from dtd.security.identity import USUAL_INSTANCES, check_names, split_names, worker_names
-from dtd.security.token import Token
-from dtd.text.names import name_of
 
 log = structlog.get_logger()
 
@@ -305,6 +306,8 @@ def run_join(arguments: Sequence[str]) -> int:
         " it",
     )
     given = parser.parse_args(arguments)
+    from dtd.net.clients.join_client import join  # with cryptography, as above
+
     token = Token.parse(given.token)
     if token.role != WORKER:
         raise UsageError(

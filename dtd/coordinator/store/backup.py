@@ -104,7 +104,6 @@ def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
 # --- restoring -----------------------------------------------------------------------------------
 
 
-MAX_MEMBERS: Final = 10_000
 _WORKPLACE: Final = ".restoring"
 
 
@@ -135,15 +134,12 @@ def _emptiness(state_dir: Path) -> Iterator[Path]:
     """An empty directory inside of the empty state directory, which nobody else takes meanwhile."""
     entries = {path.name for path in state_dir.iterdir()} if state_dir.is_dir() else set()
     strange = sorted(entries - {LOCK_NAME})
-    if LOCK_NAME in entries or not strange:
-        held = lock(state_dir)
     if strange:
-        if LOCK_NAME in entries:
-            held.close()
         raise UsageError(
             f"{state_dir} is not empty: it holds {', '.join(strange[:4])}",
             remedy="name an empty or a new directory with --state-dir",
         )
+    held = lock(state_dir)
     workplace = state_dir / _WORKPLACE
     try:
         workplace.mkdir(mode=0o700)
@@ -155,13 +151,11 @@ def _emptiness(state_dir: Path) -> Iterator[Path]:
 
 def _unpack(source: Path, workplace: Path) -> None:
     """Plain files under the names that a backup has, each at most once, and nothing else."""
-    count = 0
     try:
         with tarfile.open(source, "r:") as tar:
             for member in tar:
-                count += 1
                 plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.sparse
-                if not plain or not _NAMES.fullmatch(member.name) or count > MAX_MEMBERS:
+                if not plain or not _NAMES.fullmatch(member.name):
                     raise _no_backup(source, f"it holds {member.name[:200]!r}")
                 _extract(tar, member, workplace / member.name)
     except (tarfile.TarError, ValueError, ArithmeticError, LookupError, EOFError) as error:

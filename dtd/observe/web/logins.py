@@ -211,7 +211,7 @@ class Logins:
         )
         return made
 
-    async def log_out(self, session: Session) -> web.Response:
+    async def log_out(self, _request: web.Request, session: Session) -> web.Response:
         """End a session."""
         self._sessions.end(session)
         await self._save()
@@ -261,12 +261,6 @@ class Logins:
     def _turned_away(self, host: str, why: str, remedy: str) -> web.Response:
         self._backend.refused(host, why)
         return refused(HTTP_LOGIN, why, remedy)
-
-
-def holder_of(session: Session) -> str:
-    """Return the token or credential for which a session's use counts; it may have many."""
-    identity = session.holder
-    return f"{identity.role}/{identity.credential or identity.name}"
 
 
 def caller(session: Session, request: web.Request) -> WebCaller:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
-from weakref import WeakValueDictionary
 
 from aiohttp import web
 
@@ -23,7 +22,7 @@ from dtd.observe.report.render import to_html
 from dtd.observe.web.backend import Backend
 from dtd.observe.web.http import HTTP_LOGIN, INDEX, JSON, encoded, file_answer, refused
 from dtd.observe.web.live import Live
-from dtd.observe.web.logins import Logins, Session, caller, holder_of
+from dtd.observe.web.logins import Logins, Session, caller
 from dtd.rules import did_you_mean
 from dtd.text import figures
 from dtd.text.json_reader import read_json
@@ -109,9 +108,6 @@ MAX_BODY_BYTES: Final = 64 * 1024
 SMALL_BYTES: Final = 1024
 """Answers up to here are not compressed."""
 
-ANSWERS_UNDER_WAY: Final = 8
-"""Most at a time for one credential or token, however often logged in; more wait."""
-
 LINES_AT_ONCE: Final = 500
 PAGES_AT_ONCE: Final = 20
 """Pages of a job's output that one search looks through; the cursor of its answer goes on."""
@@ -134,7 +130,6 @@ class Routes:
         self._logins = logins
         self._live = live
         self._files = files
-        self._under_way: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def add_to(self, app: web.Application) -> None:
         """Declare all URLs."""
@@ -157,9 +152,9 @@ class Routes:
             ("/api/checkpoints", self._asks(_checkpoints)),
         ):
             app.router.add_get(path, self._for_session(answer))
-        app.router.add_get("/api/live", self._watch)
+        app.router.add_get("/api/live", self._for_session(self._live.watch))
         app.router.add_post("/api/act", self._for_session(self._act))
-        app.router.add_post("/api/logout", self._for_session(self._log_out))
+        app.router.add_post("/api/logout", self._for_session(self._logins.log_out))
 
     # --- without a session ---------------------------------------------------------------------
 
@@ -176,19 +171,12 @@ class Routes:
     # --- with a session --------------------------------------------------------------------------
 
     def _for_session(self, answer: OfSession) -> Handler:
-        """Answer requests with a session, a few at a time for each holder."""
-
         @functools.wraps(answer)
         async def handler(request: web.Request) -> web.StreamResponse:
             session = self._logins.find(request)
             if session is None:
                 return refused(HTTP_LOGIN, "nobody is logged in here", "log in")
-            holder = holder_of(session)
-            under_way = self._under_way.get(holder)
-            if under_way is None:
-                under_way = self._under_way[holder] = asyncio.Semaphore(ANSWERS_UNDER_WAY)
-            async with under_way:
-                return await answer(request, session)
+            return await answer(request, session)
 
         return handler
 
@@ -236,18 +224,9 @@ class Routes:
         headers = {"Content-Disposition": "attachment"}
         return web.Response(text=text, content_type="text/html", charset="utf-8", headers=headers)
 
-    async def _watch(self, request: web.Request) -> web.StreamResponse:
-        session = self._logins.find(request)
-        if session is None:
-            return refused(HTTP_LOGIN, "nobody is logged in here", "log in")
-        return await self._live.watch(request, session)
-
     async def _act(self, request: web.Request, session: Session) -> web.StreamResponse:
         order = action(await _json(request))
         return await _json_answer(await self._backend.ask(caller(session, request), order))
-
-    async def _log_out(self, _request: web.Request, session: Session) -> web.StreamResponse:
-        return await self._logins.log_out(session)
 
 
 def _job(request: web.Request) -> str:

@@ -7,8 +7,8 @@ again begins another file beside those that are there, which is how TensorBoard 
 A job's settings and its end are written for TensorBoard's HParams tab, which finds the metrics
 among the job's scalars by itself.
 
-Bounded are points that wait, open files, and jobs (the oldest curves are removed); a job's points
-become rarer as they become many (`dtd.observe.sinks.trackers`).
+Bounded are points that wait, and jobs (the oldest curves are removed); a job's points become rarer
+as they become many (`dtd.observe.sinks.trackers`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ log = structlog.get_logger()
 
 MAX_WAITING_POINTS: Final = 1000
 MAX_JOBS: Final = 256
-MAX_OPEN: Final = 64
-"""Most jobs whose files are open: those that run at the same time."""
 RETRY_S: Final = 10.0
 _HPARAMS: Final = "hparams"
 _STATUS: Final[Mapping[str, int]] = {"done": 1, "failed": 2}
@@ -111,14 +109,10 @@ class Curves:
             self._close_file(entry.job)
 
     def _file_of(self, job: str) -> _JobFile:
-        file = self._files.pop(job, None)
-        if file is None:
-            while len(self._files) >= MAX_OPEN:
-                self._close_file(next(iter(self._files)))
+        if job not in self._files:
             _make_room(self._directory, {job, *self._files})
-            file = _JobFile(self._directory / job)
-        self._files[job] = file  # the one written to last is the last to be closed
-        return file
+            self._files[job] = _JobFile(self._directory / job)
+        return self._files[job]
 
     def _close_file(self, job: str) -> None:
         file = self._files.pop(job, None)

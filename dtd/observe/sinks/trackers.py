@@ -167,7 +167,6 @@ THINNED_EVERY: Final = 20_000
 MAX_SCALARS: Final = 64
 """Most metrics of an evaluation that are passed on."""
 
-MAX_SETTINGS: Final = 500
 MAX_TEXT_CHARACTERS: Final = 500
 _EXACT: Final = 2**53
 """Larger integers are told as text: a float would round them."""
@@ -294,8 +293,9 @@ def _began(job: Job, unix_s: float) -> Began:
 def _settings(job: Job) -> dict[str, bool | float | str]:
     """Those of a job file that are set: numbers as numbers, others and secrets as short texts."""
     found: dict[str, bool | float | str] = {}
-    given = [one for one in settings(job.spec).items() if one[1] is not None]
-    for name, value in given[:MAX_SETTINGS]:
+    for name, value in settings(job.spec).items():
+        if value is None:
+            continue
         exact = isinstance(value, int | float) and not abs(value) > _EXACT
         text = is_secret(name.rpartition(".")[2]) or not exact
         found[one_line(name)] = _shown(name, value)[:MAX_TEXT_CHARACTERS] if text else value

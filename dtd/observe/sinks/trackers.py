@@ -294,21 +294,14 @@ def _settings(job: Job) -> dict[str, bool | float | str]:
     """Those of a job file that are set: numbers as numbers, others and secrets as short texts."""
     found: dict[str, bool | float | str] = {}
     for name, value in settings(job.spec).items():
-        if value is None:
-            continue
-        exact = isinstance(value, int | float) and not abs(value) > _EXACT
-        text = is_secret(name.rpartition(".")[2]) or not exact
-        found[one_line(name)] = _shown(name, value)[:MAX_TEXT_CHARACTERS] if text else value
+        if is_secret(name.rpartition(".")[2]):
+            found[one_line(name)] = "(not passed on)"
+        elif isinstance(value, int | float) and abs(value) <= _EXACT:
+            found[one_line(name)] = value
+        elif value is not None:
+            text = value if isinstance(value, str) else shown_value(value)
+            found[one_line(name)] = text[:MAX_TEXT_CHARACTERS]
     return found
-
-
-def _shown(name: str, value: Any) -> str:
-    """A setting as text, unless it is named like a secret."""
-    if is_secret(name.rpartition(".")[2]):
-        return "(not passed on)"
-    if isinstance(value, list | tuple) and all(isinstance(x, int | float | str) for x in value):
-        return json.dumps(value)
-    return value if isinstance(value, str) else shown_value(value)
 
 
 def figures_of(message: m.Progress | m.Evaluated, unix_s: float) -> Figures:

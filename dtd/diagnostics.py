@@ -30,7 +30,6 @@ class Diagnostic:
 
     @property
     def sentence(self) -> str:
-        """The message with the times."""
         return f"{self.message} ({self.times})" if self.times else self.message
 
     def __str__(self) -> str:

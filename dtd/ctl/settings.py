@@ -60,17 +60,14 @@ class Settings:
 
     @property
     def as_json(self) -> bool:
-        """Whether the form of the output is JSON."""
         return self.form == "json"
 
     @property
     def is_wide(self) -> bool:
-        """Whether tables have all of their columns."""
         return self.form == "wide"
 
     @property
     def address(self) -> Endpoint:
-        """The coordinator's address that is tried first."""
         return self.targets()[0].address
 
     def connect(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> ControlClient:
@@ -115,7 +112,6 @@ class Settings:
             raise UsageError(error.message, remedy=error.remedy) from None
 
     def credential_file(self) -> Path | None:
-        """The file of the user's credential, if there is one."""
         own = operator_file(os.environ)
         places = credential_places(CREDENTIAL_FILE, os.environ, system=(SYSTEM_FILE, own))
         return self.credential or find_credential(places)

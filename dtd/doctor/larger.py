@@ -123,11 +123,9 @@ class Repeated:
 
     @property
     def rows(self) -> int:
-        """Rows of a batch."""
         return int(next(iter(self.steps.values()))["rows"])
 
     def world(self, size: int) -> World:
-        """Return a world of any size."""
         rows = _most_rows(self.rows, size)
         data_s, compute_s, optimizer_s, *ready_s = (
             at_s + rows * row_s for at_s, row_s in self.lines

@@ -89,7 +89,6 @@ class World:
         return all(str(len(self.steps)) in step["worlds"] for step in self.steps)
 
     def workers(self) -> list[Compute]:
-        """Return each worker's own part of a step."""
         return [compute_of(step["worlds"][str(len(self.steps))]) for step in self.steps]
 
     def own_exchanges(self) -> Exchanged:

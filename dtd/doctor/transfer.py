@@ -91,7 +91,6 @@ class Exchange:
 
     @property
     def operation(self) -> Operation:
-        """The ring's operation for it."""
         if self.gathers:
             return Operation.ALL_GATHER
         return Operation.REDUCE_SCATTER if self.scatters else Operation.SUM
@@ -160,11 +159,9 @@ class Ring:
     star: Star | None = None
 
     def ranks(self, world_size: int) -> int:
-        """Return how many ranks it has with so many workers."""
         return world_size + (self.star.servers if self.star is not None else 0)
 
     def codes(self, coder: Coder | None) -> bool:
-        """Whether payloads are coded on its slowest link."""
         if coder is None or self.lossless == "off":
             return False
         link_s = 1 / self.bytes_per_s

@@ -214,7 +214,6 @@ class StrategyTable:
 
     @property
     def has_servers(self) -> bool:
-        """Whether parameter servers own what is divided."""
         return self.sharded and self.owners == "servers"
 
     @property

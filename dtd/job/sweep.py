@@ -132,7 +132,6 @@ class SweepSpec:
 
     @property
     def trials(self) -> int:
-        """Return the largest number of trials."""
         if self.sweep.method != "grid":
             return self.sweep.trials
         return min(self.sweep.trials, math.prod(one.count for one in self.space))
@@ -159,7 +158,6 @@ class SweepSpec:
         return from_mapping(raw, source=name)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the mapping that `read_sweep` takes."""
         space = {one.name: _plain(one) for one in self.space}
         return {"sweep": asdict(self.sweep), "space": space, "base": self.base}
 

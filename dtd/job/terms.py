@@ -71,17 +71,14 @@ class JobTerms:
 
     @property
     def sharded(self) -> bool:
-        """Whether the strategy cuts the state into shards."""
         return self.strategy.sharded
 
     @property
     def has_servers(self) -> bool:
-        """Whether parameter servers own the shards."""
         return self.strategy.has_servers
 
     @property
     def mirrors(self) -> int:
-        """The further members that hold each shard."""
         return self.strategy.mirrors
 
     @property

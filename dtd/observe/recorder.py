@@ -72,11 +72,9 @@ class MetricsRecorder:
     # --- what comes in -------------------------------------------------------------------------
 
     def progress(self, identity: str, message: m.Progress) -> None:
-        """Store the steps that rank 0 reports."""
         self._put(identity, series.step_entries(message, self._wall()))
 
     def evaluated(self, identity: str, message: m.Evaluated) -> None:
-        """Store the figures of an evaluation."""
         self._put(identity, [series.evaluation_entry(message)])
 
     def heartbeat(self, worker: str, identity: str, message: m.Heartbeat, to: str) -> None:

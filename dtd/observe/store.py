@@ -75,7 +75,6 @@ class MetricsStore:
         self._open: sqlite3.Connection | None = None
 
     def read(self, query: str, *values: object) -> list[Any]:
-        """Return the rows of a query."""
         return self._connection().execute(query, values).fetchall()
 
     def write(self, batch: Sequence[Row], unix_s: float) -> None:
@@ -89,7 +88,6 @@ class MetricsStore:
             self._write(batch, unix_s)
 
     def forget(self, job: str) -> None:
-        """Remove all that is known of a job."""
         with self._transaction() as cursor:
             _remove_job(cursor, job)
 
@@ -102,7 +100,6 @@ class MetricsStore:
         return (pages - free) * page_bytes
 
     def close(self) -> None:
-        """Close the file."""
         if self._open is not None:
             self._open.close()
             self._open = None

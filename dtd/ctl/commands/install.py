@@ -91,7 +91,6 @@ class Installation:
         self.say("run", "ran", " ".join(command))
 
     def systemctl(self, *arguments: str) -> None:
-        """Call the manager that the services are for."""
         self.run("systemctl", *(() if self.parts.config_home is None else ("--user",)), *arguments)
 
 

@@ -156,7 +156,6 @@ class _WaitProgress:
         self.every_s = BAR_EVERY_S if self._draws else LINE_EVERY_S
 
     def show(self) -> None:
-        """Ask how far the job is, and show it."""
         status: Answer = {}
         with contextlib.suppress(DtdError):
             status = ask(self._settings, m.GetStatus())
@@ -173,7 +172,6 @@ class _WaitProgress:
         self._say(words, job["step"], job["total_steps"])
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
         if self._bar is not None:
             self._bar.stop()
 

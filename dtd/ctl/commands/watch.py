@@ -98,7 +98,6 @@ class Watcher:
         return self._scene
 
     def close(self) -> None:
-        """Hang up."""
         if self._client is not None:
             self._client.close()
             self._client = None

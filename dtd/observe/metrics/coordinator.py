@@ -82,14 +82,12 @@ class CoordinatorMetrics:
         _forget_oldest(self._incarnations, self._restarts, self._evictions)
 
     def decided(self, effect: Effect) -> None:
-        """Count an event of the core."""
         if isinstance(effect, Incident):
             self._incidents[effect.kind] += 1
         elif isinstance(effect, Disconnect):
             self._evictions[effect.name] += 1
 
     def reported(self, message: m.Message, *, unix_s: float) -> None:
-        """Count a worker's report about its job."""
         if isinstance(message, m.Progress):
             self._progress.pop(message.job, None)
             self._progress[message.job] = message
@@ -108,7 +106,6 @@ class CoordinatorMetrics:
     def samples(
         self, clusters: Sequence[ClusterState], status: Mapping[str, Any]
     ) -> Iterator[Sample]:
-        """Return samples of all current figures."""
         yield from self._of_the_cluster(status)
         for job in status["jobs"]:
             yield from _of_the_job(job)

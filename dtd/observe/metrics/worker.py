@@ -64,7 +64,6 @@ class WorkerMetrics:
             await asyncio.sleep(GPU_EVERY_S)
 
     def heartbeat_fields(self) -> dict[str, Any]:
-        """Return the heartbeat's fields about the process."""
         use, memory_bytes = self._gpu
         return {"cpu_s": time.process_time(), "gpu_use": use, "gpu_memory_bytes": memory_bytes}
 

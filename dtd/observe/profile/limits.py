@@ -67,7 +67,6 @@ class StepTimes:
 
     @property
     def own_s(self) -> float:
-        """Time of the worker's own work."""
         return self.step_s - self.exposed_s
 
     @property

@@ -67,7 +67,6 @@ class SpanLog:
     def add(
         self, kind: str, begin_ns: int, end_ns: int, number: int = 0, detail: tuple[int, ...] = ()
     ) -> None:
-        """Add a span that has ended."""
         if len(self.spans) < self._limit:
             self.spans.append(Span(kind, begin_ns, end_ns, number, detail))
         else:

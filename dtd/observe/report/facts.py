@@ -113,12 +113,10 @@ class Facts:
 
     @property
     def id(self) -> str:
-        """The job's id."""
         return str(self.job["id"])
 
     @property
     def has_trained(self) -> bool:
-        """Whether figures of a step are known."""
         return bool(self.curves.get("loss"))
 
     @property
@@ -128,7 +126,6 @@ class Facts:
         return float(self.curves["loss"][-1].mean if known is None else known)
 
     def mean(self, name: str) -> float | None:
-        """A figure's mean over all steps."""
         return _mean(self.curves.get(name, ()))
 
 

@@ -52,7 +52,6 @@ class MlflowSink:
         self._runs: dict[str, str] = {}
 
     def begin(self, entry: Began) -> None:
-        """Begin a run with the job's settings, or continue it."""
         from mlflow.entities import Param
 
         run = self._found(entry.identity)
@@ -77,11 +76,9 @@ class MlflowSink:
             self._client.log_batch(run.info.run_id, params=part)
 
     def figures(self, job: str, entries: Sequence[Figures]) -> None:
-        """Add figures to a run."""
         self._log(self._runs[job], entries)
 
     def end(self, entry: Ended) -> None:
-        """Set a run's final figures and its status."""
         run_id = self._runs.pop(entry.job, "")
         if not run_id:
             run = self._found(entry.identity)

@@ -42,23 +42,18 @@ class Sink(Protocol):
 
     def begin(self, entry: Began) -> None:
         """Begin a run of a job, or continue the one that there is."""
-        ...
 
     def figures(self, job: str, entries: Sequence[Figures]) -> None:
         """Add figures to a job's run."""
-        ...
 
     def end(self, entry: Ended) -> None:
         """Close a job's run; one that this process did not begin may be unknown."""
-        ...
 
     def may_pass(self, error: Exception) -> bool:
         """Whether a retry may succeed, as when a server is unreachable."""
-        ...
 
     def close(self) -> None:
         """Finish; no entry follows."""
-        ...
 
 
 class Delivery:

@@ -164,7 +164,6 @@ class _JobFile:
         self._append_session(begun.unix_s, "session_start_info", start)
 
     def end(self, ended: Ended) -> None:
-        """Write the end of the job, with its final figures."""
         step = int(ended.result.get("steps", 0))
         last = {f"final/{one_line(name)}": value for name, value in ended.result.items()}
         self.write(

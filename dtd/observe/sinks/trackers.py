@@ -75,7 +75,6 @@ class Feed:
         stream.write(line)
 
     async def run(self) -> None:
-        """Keep the process running until cancelled."""
         pause_s = RESTART_AFTER_S
         while True:
             begun_s = time.monotonic()
@@ -235,7 +234,6 @@ class Trackers:
             self._tell(figures)
 
     def ended(self, job: Job) -> None:
-        """Pass on the end of a job."""
         self._followed.pop(job.id, None)
         self._tell(_ended(job, self._wall()))
 
@@ -245,7 +243,6 @@ class Trackers:
             feed.tell(entry)
 
     async def run(self) -> None:
-        """Keep the sinks' processes running until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for feed in self._feeds:
                 tasks.create_task(feed.run())

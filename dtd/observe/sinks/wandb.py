@@ -59,7 +59,6 @@ class WandbSink:
         )
 
     def begin(self, entry: Began) -> None:
-        """Begin the files of a run."""
         self._make_room()
         tags = {name.removeprefix("dtd."): value for name, value in entry.tags.items()}
         self._runs[entry.job] = self._library.init(
@@ -79,7 +78,6 @@ class WandbSink:
             self._runs[job].log({**one.scalars, "unix_s": one.unix_s}, step=one.step)
 
     def end(self, entry: Ended) -> None:
-        """Finish a run that was begun here."""
         run = self._runs.pop(entry.job, None)
         if run is None:
             return

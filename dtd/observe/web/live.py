@@ -127,7 +127,6 @@ class Live:
         await response.write(watcher.packed(b"event: ended\ndata: {}\n\n", last=True))
 
     def close(self) -> None:
-        """Stop reading."""
         for task in self._tasks:
             task.cancel()
         self._tasks = ()

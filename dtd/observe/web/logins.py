@@ -104,7 +104,6 @@ class Sessions:
         return found if found is not None and now_s < found.expires_s else None
 
     def end(self, session: Session) -> None:
-        """Log out."""
         self._sessions.pop(session.id, None)
 
     def __contains__(self, session: Session) -> bool:
@@ -212,7 +211,6 @@ class Logins:
         return made
 
     async def log_out(self, _request: web.Request, session: Session) -> web.Response:
-        """End a session."""
         self._sessions.end(session)
         await self._save()
         made = web.json_response({})
@@ -245,7 +243,6 @@ class Logins:
         )
 
     def shown(self, session: Session) -> dict[str, object]:
-        """Return the page's information about the person who is logged in."""
         identity = session.holder
         return {
             "role": identity.role,

@@ -132,7 +132,6 @@ class Routes:
         self._files = files
 
     def add_to(self, app: web.Application) -> None:
-        """Declare all URLs."""
         app.router.add_get("/", self._file)
         app.router.add_get("/static/{path:.+}", self._file)
         app.router.add_post("/api/login", self._log_in)

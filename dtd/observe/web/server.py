@@ -128,7 +128,6 @@ class WebServer:
         log.info("web_listening", url=self.url)
 
     async def close(self) -> None:
-        """Stop."""
         if self._renewing is not None:
             self._renewing.cancel()
         self._live.close()

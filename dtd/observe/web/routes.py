@@ -29,7 +29,6 @@ from dtd.text.json_reader import read_json
 from dtd.wire import messages as m
 
 MOST_POINTS: Final = 1000
-MOST_NAMES: Final = 32
 _LARGEST: Final = 2**53
 """The largest integer that a browser's numbers can count to."""
 
@@ -41,8 +40,6 @@ Query = Mapping[str, str]
 def metrics(job: str, query: Query) -> m.GetMetrics:
     """Curves of a job."""
     names = tuple(name for name in query.get("names", "").split(",") if name)
-    if len(names) > MOST_NAMES:
-        raise RequestRefused(f"names: {len(names)} figures are more than {MOST_NAMES}")
     return m.GetMetrics(
         job=job,
         names=names,
@@ -59,13 +56,13 @@ def comparison(query: Query) -> m.CompareJobs:
     return m.CompareJobs(jobs=tuple(job for job in query.get("jobs", "").split(",") if job))
 
 
-def number(query: Query, name: str, otherwise: int, most: int = _LARGEST) -> int:
+def number(query: Query, name: str, otherwise: int) -> int:
     """A whole number of a query; `RequestRefused` if it is none, or too large."""
     text = query.get(name, "")
     if not text:
         return otherwise
-    if not (text.isascii() and text.isdigit() and len(text) <= 16 and int(text) <= most):
-        raise RequestRefused(f"{name}: must be a whole number from 0 to {most}")
+    if not (text.isascii() and text.isdigit() and len(text) <= 16 and int(text) <= _LARGEST):
+        raise RequestRefused(f"{name}: must be a whole number from 0 to {_LARGEST}")
     return int(text)
 
 

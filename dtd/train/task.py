@@ -8,7 +8,6 @@ A task is any object with the three methods of `Task`; optional ones are looked 
 from __future__ import annotations
 
 import copy
-import difflib
 import importlib
 import inspect
 import sys
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from dtd.errors import TaskError
+from dtd.rules import did_you_mean
 from dtd.tasks import BUILT_IN
 
 _REQUIRED = ("build_model", "train_dataset", "loss")
@@ -82,8 +82,9 @@ def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
     attribute = getattr(module, attribute_name, None)
     if attribute is None:
         raise TaskError(
-            f"module {module_name} has no {attribute_name!r}",
-            remedy=_nearest(attribute_name, [n for n in vars(module) if not n.startswith("_")]),
+            f"module {module_name} has no {attribute_name!r}"
+            f"{did_you_mean(attribute_name, vars(module))}",
+            remedy="name a class, a function or an object in it",
         )
     task = _make(reference, attribute, arguments)
     missing = [name for name in _REQUIRED if not callable(getattr(task, name, None))]
@@ -215,16 +216,11 @@ def _split(reference: str) -> tuple[str, str]:
     module_name, colon, attribute_name = known.partition(":")
     if not (module_name and colon and attribute_name.isidentifier()):
         raise TaskError(
-            f"there is no built-in task {reference!r}",
-            remedy=f"{_nearest(reference, list(BUILT_IN))}, or write your own task as "
-            '"package.module:attribute"',
+            f"there is no built-in task {reference!r}{did_you_mean(reference, BUILT_IN)}",
+            remedy=f"take one of {', '.join(sorted(BUILT_IN))}, or write your own task as"
+            ' "package.module:attribute"',
         )
     return module_name, attribute_name
-
-
-def _nearest(name: str, candidates: list[str]) -> str:
-    close = difflib.get_close_matches(name, candidates, n=1)
-    return f"did you mean {close[0]!r}" if close else f"it has {', '.join(sorted(candidates))}"
 
 
 def _import(reference: str, module_name: str) -> Any:

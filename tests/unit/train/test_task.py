@@ -47,12 +47,12 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("reference", "arguments", "message"),
     [
-        ("digts", {}, "no built-in task 'digts'.*did you mean 'digits'"),
-        ("xyz", {}, "no built-in task 'xyz'.*it has chargpt, cifar10"),
+        ("digts", {}, "no built-in task 'digts'.*did you mean .digits"),
+        ("xyz", {}, "no built-in task 'xyz'.*take one of chargpt, cifar10"),
         ("MODULE:", {}, "package.module:attribute"),
         ("no_such_module:Task", {}, "there is no module no_such_module in .*PYTHONPATH"),
         ("MODULE.inner:Task", {}, "No module named|there is no module"),
-        ("MODULE:Complet", {}, "has no 'Complet'.*did you mean 'Complete'"),
+        ("MODULE:Complet", {}, "has no 'Complet'.*did you mean .Complete"),
         ("MODULE:Complete", {"sise": 1}, "unexpected keyword argument 'sise'.*takes size, data"),
         ("MODULE:Complete", {"size": -1}, "could not be made: ValueError: size is negative"),
         ("MODULE:Halting", {}, "lacks the method train_dataset, loss"),

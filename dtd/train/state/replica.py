@@ -29,7 +29,7 @@ from dtd.strategy.sharded.state import ShardedState
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.data.rows import seed_generators
 from dtd.train.evaluation import NOTHING_SEEN, EarlyStop
-from dtd.train.optim.hook_tables import HookKey, hooks_on, replace_hooks
+from dtd.train.optim.gradient_hooks import HookKey, hooks_on, replace_hooks
 from dtd.train.optim.schedule import TaskSchedule, learning_rate, schedule_of
 from dtd.train.optim.task_optimizer import JoinedOptimizer, check_kept, optimizer_of
 from dtd.train.plan import steps_of

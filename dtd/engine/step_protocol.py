@@ -16,9 +16,10 @@ thread (`dtd.train.run`, `dtd.train.loop`), the simulation's the modelled one.
 How a shell drives it:
 
     protocol = StepProtocol()
-    way = protocol.take_over(start, holds=True)      # a generation starts from `start`
+    way = protocol.take_over(start)                  # a generation starts from `start`
     #  COMMIT: apply the prepared step, then protocol.commit()
-    #  else:   undo the step at hand, protocol.discard(); then, unless KEEP:
+    #  else, or if the state is fetched from another rank:
+    #          undo the step at hand, protocol.discard(); then, unless KEEP:
     #          protocol.replace(); load, reset or fetch; protocol.replaced(start)
 
     protocol.open()                                  # evaluation, agreement on digests
@@ -92,7 +93,6 @@ class TakeOver(Enum):
     AS_BUILT = "use the fresh state that was built and never changed"
     RESET = "build a fresh state"
     LOAD = "load a checkpoint"
-    FETCH = "fetch it from the members that hold it"
 
 
 class Reaction(Enum):
@@ -176,21 +176,16 @@ class StepProtocol:
 
     # --- taking a state over ---------------------------------------------------------------
 
-    def take_over(self, start: StateKey, *, holds: bool) -> TakeOver:
+    def take_over(self, start: StateKey) -> TakeOver:
         """Decide how this process obtains the state from which a generation starts.
 
-        A prepared step that does not lead to the start is void: its results may not be committed.
-
-        Args:
-            start: the key of that state.
-            holds: by the roster this member holds it, on its disk if not in memory.
+        The process holds it, on its disk if not in memory.  A prepared step that does not lead
+        there is void: its results may not be committed.
         """
-        if holds and start == self.prepared:
+        if start == self.prepared:
             self.phase = Phase.DECIDED
             return TakeOver.COMMIT
         self._drop_results()
-        if not holds:
-            return TakeOver.FETCH
         if start == self.live:
             return TakeOver.KEEP
         if start != FRESH:

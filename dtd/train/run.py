@@ -298,7 +298,7 @@ class JobSessionRunner:
     def _adopt(self, key: StateKey) -> TakeOver:
         session = self._session
         self._forget_incomplete()
-        way = session.engine.take_over(key, holds=True)
+        way = session.engine.take_over(key)
         if way is TakeOver.COMMIT:
             commit_at_take_over(session)
             return way

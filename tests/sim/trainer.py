@@ -66,7 +66,7 @@ class TrainingThread:
     def _write(self, save: m.Save) -> Routine:
         session, key = self.session, StateKey(save.generation, save.step)
         require(session.engine.can_make(key), "a worker is to save what it has not", save)
-        if session.engine.take_over(key, holds=True) is TakeOver.COMMIT:
+        if session.engine.take_over(key) is TakeOver.COMMIT:
             self._shell.surroundings.oracle.completed(session.commit())
         else:
             session.discard()
@@ -185,12 +185,12 @@ class TrainingThread:
         holds = assign.roster[assign.rank].holds
         fetches = session.engine.can_make(start) and not holds
         require(not fetches, "who has prepared the step is told to fetch it", assign)
-        way = session.engine.take_over(start, holds=holds)
+        way = session.engine.take_over(start) if holds else None
         if way is TakeOver.COMMIT:
             self._shell.surroundings.oracle.completed(session.commit())
         else:
             session.discard()
-        if way is TakeOver.FETCH:
+        if way is None:
             yield from self._fetch(ring)
             yield from session.digest()
         elif way not in (TakeOver.COMMIT, TakeOver.KEEP):

@@ -79,7 +79,7 @@ def test_a_round_of_steps_is_committed_as_a_whole() -> None:
     assert protocol.prepared is None
     protocol.prepare()
     assert protocol.prepared == StateKey(2, 4)
-    protocol.take_over(StateKey(2, 4), holds=True)
+    protocol.take_over(StateKey(2, 4))
     assert protocol.commit() == StateKey(2, 4)
     protocol.begin(2)
     protocol.prepare()

@@ -137,7 +137,7 @@ def test_what_is_forgotten_is_named_no_more(phase: Phase) -> None:
     protocol.discard()
     protocol.forget()
     assert protocol.report() == Report(live=None, prepared=None)
-    assert protocol.take_over(LIVE, holds=True) is TakeOver.LOAD
+    assert protocol.take_over(LIVE) is TakeOver.LOAD
 
 
 # --- taking over -----------------------------------------------------------------------------
@@ -146,40 +146,37 @@ def test_what_is_forgotten_is_named_no_more(phase: Phase) -> None:
 @pytest.mark.parametrize("phase", RESULTS)
 def test_the_prepared_step_is_committed_if_the_generation_starts_from_it(phase: Phase) -> None:
     protocol = in_phase(phase)
-    assert protocol.take_over(NEXT, holds=True) is TakeOver.COMMIT
+    assert protocol.take_over(NEXT) is TakeOver.COMMIT
     protocol.apply()
     assert protocol.commit() == NEXT
 
 
 @pytest.mark.parametrize("phase", RESULTS)
 @pytest.mark.parametrize(
-    ("start", "holds", "way"),
+    ("start", "way"),
     [
-        (LIVE, True, TakeOver.KEEP),
-        (StateKey(2, 5), True, TakeOver.LOAD),
-        (FRESH, True, TakeOver.RESET),
-        (LIVE, False, TakeOver.FETCH),
-        (NEXT, False, TakeOver.FETCH),
-        (StateKey(5, 8), False, TakeOver.FETCH),
-        (StateKey(GENERATION + 1, NEXT.step), True, TakeOver.LOAD),
+        (LIVE, TakeOver.KEEP),
+        (StateKey(2, 5), TakeOver.LOAD),
+        (FRESH, TakeOver.RESET),
+        (StateKey(GENERATION + 1, NEXT.step), TakeOver.LOAD),
     ],
 )
 def test_a_prepared_step_that_is_not_the_start_counts_no_more(
-    phase: Phase, start: StateKey, holds: bool, way: TakeOver
+    phase: Phase, start: StateKey, way: TakeOver
 ) -> None:
     protocol = in_phase(phase)
-    assert protocol.take_over(start, holds=holds) is way
+    assert protocol.take_over(start) is way
     assert protocol.report() == Report(live=LIVE, prepared=None)
     assert protocol.discard(), "the shell has the step's changes to undo"
 
 
 def test_what_was_built_is_the_fresh_state_until_something_changes_it() -> None:
     protocol = StepProtocol()
-    assert protocol.take_over(FRESH, holds=True) is TakeOver.AS_BUILT
+    assert protocol.take_over(FRESH) is TakeOver.AS_BUILT
     protocol.replaced(FRESH)
-    assert protocol.take_over(FRESH, holds=True) is TakeOver.KEEP
+    assert protocol.take_over(FRESH) is TakeOver.KEEP
     protocol.forget()
-    assert protocol.take_over(FRESH, holds=True) is TakeOver.AS_BUILT
+    assert protocol.take_over(FRESH) is TakeOver.AS_BUILT
 
 
 @pytest.mark.parametrize("change", ["open", "begin", "replace"])
@@ -189,10 +186,10 @@ def test_what_has_been_trained_or_overwritten_is_as_built_no_more(change: str) -
     CALLS[change](protocol)
     protocol.discard()
     protocol.forget()
-    assert protocol.take_over(FRESH, holds=True) is TakeOver.RESET
+    assert protocol.take_over(FRESH) is TakeOver.RESET
     protocol.replaced(FRESH)
     protocol.forget()
-    assert protocol.take_over(FRESH, holds=True) is TakeOver.AS_BUILT
+    assert protocol.take_over(FRESH) is TakeOver.AS_BUILT
 
 
 # --- divergence ------------------------------------------------------------------------------

@@ -185,13 +185,12 @@ class DeferredDigest:
     def __init__(self) -> None:
         self.pending: PendingDigest | None = None
 
-    def take(self, step: int, digest: bytes, key: StateKey | None = None) -> None:
-        """Compare this digest next, replacing a pending one."""
-        self.pending = PendingDigest(step=step, digest=digest, key=key)
-
-    def take_shards(self, step: int, shards: ShardDigests, key: StateKey | None = None) -> None:
-        """Compare the digest of a sharded state next, which is not known yet."""
-        self.pending = PendingDigest(step=step, digest=b"", key=key, shards=shards)
+    def take(self, step: int, taken: bytes | ShardDigests, key: StateKey | None = None) -> None:
+        """Compare a digest next, replacing a pending one; that of shards is not known yet."""
+        if isinstance(taken, bytes):
+            self.pending = PendingDigest(step=step, digest=taken, key=key)
+        else:
+            self.pending = PendingDigest(step=step, digest=b"", key=key, shards=taken)
 
     @property
     def uncombined(self) -> tuple[int, ShardDigests] | None:

@@ -9,11 +9,7 @@ The evaluation of a state, and the agreement on its digest, belong to the step t
 state.  So every step is opened once, in order, and whether these are due depends on the committed
 step alone.  The ring numbers the opened steps consecutively, beginning with the first step of the
 generation; if a round of local steps is opened as a whole (`dtd.engine.rounds`), the job's
-step count advances faster.  A checkpoint is agreed on and published before its state is evaluated,
-because a task's metrics may fail.  A generation ends with an outcome or raises: RingBroken if it is
-over, DivergenceError if replicas differ, any other exception if the job is over.  See
-`dtd.exchange.schedule.machine` for the ring, `dtd.train.step` for the parts of a step and
-`dtd.train.agreement` for what is compared.
+step count advances faster.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ class JobSession:
             self.deferred.take(state.step, bytes.fromhex(state.content), key=key)
         else:
             hashed = shards.digests(state.atoms, state.content, cut_into)
-            self.deferred.take_shards(state.step, hashed, key=key)
+            self.deferred.take(state.step, hashed, key=key)
 
     def drop(self) -> None:
         """Drop the deferred digest, on which the ranks will not agree."""

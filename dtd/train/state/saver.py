@@ -31,7 +31,7 @@ from dtd.checkpoint.format import (
 from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE, HeldTensor, Part, placed
 from dtd.checkpoint.writer import CheckpointWriter, Draft, Failure, RawTensor, rules_of
 from dtd.cluster.generation.branches import Branch
-from dtd.engine.digests import DeferredDigest
+from dtd.engine.digests import DeferredDigest, ShardDigests
 from dtd.engine.shards import WHOLE, ShardSet
 from dtd.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
@@ -220,12 +220,12 @@ class Checkpoints:
     ) -> None:
         """Take the digest of the state, to be compared next; `agreed` if it is known already."""
         progress = self._reporter.progress
+        taken: bytes | ShardDigests
         if replica.shards is None:
-            self.deferred.take(replica.step, state_digest(replica, progress), key)
-        elif agreed:
-            self.deferred.take(replica.step, agreed, key)
+            taken = state_digest(replica, progress)
         else:
-            self.deferred.take_shards(replica.step, shard_digests(replica, progress), key)
+            taken = agreed or shard_digests(replica, progress)
+        self.deferred.take(replica.step, taken, key)
 
     def take(
         self,

@@ -168,7 +168,7 @@ def test_the_digest_of_a_sharded_state_is_known_once_all_hashes_are_exchanged() 
     deferred = DeferredDigest()
     assert deferred.uncombined is None
     hashed = ShardDigests(cut=1, common=OTHER, segments={0: OTHER})
-    deferred.take_shards(5, hashed, StateKey(1, 5))
+    deferred.take(5, hashed, StateKey(1, 5))
     assert deferred.awaits(5)
     assert deferred.known(5) is None
     assert deferred.uncombined == (5, hashed)
@@ -183,7 +183,7 @@ def test_hashes_of_another_cut_or_step_say_nothing_about_the_pending_digest() ->
     hashed = ShardDigests(cut=1, common=OTHER, segments={0: OTHER})
     deferred.combine(5, hashed, DIGEST)
     assert deferred.pending is None
-    deferred.take_shards(5, hashed)
+    deferred.take(5, hashed)
     deferred.combine(4, hashed, DIGEST)
     deferred.combine(5, ShardDigests(cut=2, common=OTHER, segments={}), DIGEST)
     assert deferred.uncombined == (5, hashed)

@@ -35,7 +35,7 @@ IN_A_STEP = (
 
 def a_cluster(seed: int = 1) -> Cluster:
     return Cluster(seed, workers=4).submit(
-        steps=20, buckets=(40, 7), checkpoint_every=4, evaluate_every=4, settle_s=2.0
+        steps=12, buckets=(40, 7), checkpoint_every=4, evaluate_every=4, settle_s=2.0
     )
 
 
@@ -52,7 +52,7 @@ def test_crash_before_the_first_step(phase: Phase) -> None:
     crash_of("worker-1" if phase is SEND_STATE else "worker-2", phase, step=None)
 
 
-@pytest.mark.parametrize(("phase", "step"), [(EVALUATE, 8), (CHECKPOINT, 8), (CHECKPOINT, 20)])
+@pytest.mark.parametrize(("phase", "step"), [(EVALUATE, 8), (CHECKPOINT, 8), (CHECKPOINT, 12)])
 def test_crash_between_steps(phase: Phase, step: int) -> None:
     crash_of("worker-1", phase, step=step)
 

@@ -75,12 +75,13 @@ class Use:
 def uses(root: Path = _ROOT / "dtd") -> Iterator[Use]:
     """Every use of a name that stands in the code as a literal."""
     for path in sorted(root.rglob("*.py")):
+        file = path.relative_to(root.parent)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            where = f"{path.relative_to(root.parent)}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-                yield from _uses_of(node, node.func, where)
+                yield from _uses_of(node, node.func, f"{file}:{node.lineno}")
             elif isinstance(node, ast.Tuple) and len(node.elts) == 2:
                 # The event and the message of a warning that is given later.
+                where = f"{file}:{node.lineno}"
                 for name in NOTICES.intersection(_names(node.elts[0])):
                     yield Use(name=name, kind="incident", level="warning", fields=(), where=where)
 

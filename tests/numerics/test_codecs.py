@@ -241,7 +241,7 @@ def test_ranks_learn_what_one_process_learns_in_float32(arena, task) -> None:
     for codec, (options, left) in LEFT.items():
         optimizer = plain | ({"momentum": 0.0} if "momentum" in options else {})
         spec = arena.spec(job=job, optimizer=optimizer, strategy={"codec": codec, **options})
-        ranks = arena.train(task, spec, 3, job_id=codec)
+        ranks = arena.train(task, spec, 2, job_id=codec)
         assert len({rank.outcome.digest for rank in ranks}) == 1
         coded = [record.loss for record in ranks[0].recorder.steps]
         assert sum(coded[-20:]) / 20 < left * losses[0]

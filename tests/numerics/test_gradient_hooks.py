@@ -68,12 +68,14 @@ def assert_weights(ranks, expected) -> None:
             torch.testing.assert_close(own, theirs, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("on", ["parameters", "activations", "watch"])
 @pytest.mark.parametrize(
-    ("strategy", "world_size", "parts"),
+    ("strategy", "world_size", "parts", "on"),
     [
-        *(("replicated", 1, 1), ("replicated", 3, 2), ("stage 1", 2, 1), ("stage 2", 3, 2)),
-        *(("stage 3", 2, 1), ("stage 3", 3, 2)),
+        *(("replicated", 1, 1, "activations"), ("replicated", 3, 2, "parameters")),
+        *(("replicated", 2, 1, "watch"), ("stage 1", 2, 1, "parameters")),
+        *(("stage 1", 3, 2, "watch"), ("stage 2", 3, 2, "activations")),
+        *(("stage 2", 2, 1, "parameters"), ("stage 3", 3, 2, "parameters")),
+        *(("stage 3", 3, 2, "activations"), ("stage 3", 2, 1, "watch")),
     ],
 )
 def test_hooks_that_are_exact(

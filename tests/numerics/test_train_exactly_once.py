@@ -1,6 +1,6 @@
 """Every row of every epoch counts once, whatever breaks, joins, leaves or starts from disk.
 
-A job goes through sixty generations of one to eight ranks.  Most end in the middle of a step:
+A job goes through thirty generations of one to eight ranks.  Most end in the middle of a step:
 some rank's ring is cut somewhere.  What the next one starts from is decided by the coordinator's
 own rule, from what the survivors report.  Two audits: the ledger, and the trained parameters, which
 are those of one process that was never disturbed (but for the rounding of sums in another order).
@@ -26,9 +26,9 @@ from tests.registrations import registration
 
 pytestmark = pytest.mark.numerics
 
-GENERATIONS = 60
-COLD_RESTARTS = (20, 40)
-ROWS, BATCH, EPOCHS = 50, 8, 30
+GENERATIONS = 30
+COLD_RESTARTS = (10, 20)
+ROWS, BATCH, EPOCHS = 50, 8, 15
 CUTS = ("open_step", "start", "wait", "gather", "close_step")
 
 

@@ -1,1 +1,1 @@
-"""The operating system's services: memory, lasting files, paths, streams, the service manager."""
+"""What the operating system gives: memory, files that last, paths, streams, the service manager."""

@@ -28,7 +28,7 @@ from dtd.wire import messages as m
 TICK_S = 0.25
 
 # What takes minutes is looked at less often, and not so seldom that it counts as asleep.
-LONG_S, LONG_TICK_S = 120.0, 2 * TICK_S
+LONG_S, LONG_TICK_S = 120.0, 4 * TICK_S
 
 
 class Driver:

@@ -24,7 +24,7 @@ def hops_to(world_size: int, strides: tuple[int, ...], origin: int) -> dict[int,
     return hops
 
 
-@pytest.mark.parametrize("world_size", range(1, 131))
+@pytest.mark.parametrize("world_size", [*range(1, 36), 63, 64, 65, 127, 128, 129])
 def test_all_ranks_are_reached_in_as_many_hops_as_the_logarithm(world_size: int) -> None:
     for origin in {0, world_size // 2, world_size - 1}:
         hops = hops_to(world_size, (), origin)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import signal
 import sys
@@ -70,14 +69,16 @@ def _say_it_goes_on(job: str) -> None:
 def _held_up(settings: Settings, job: str) -> str:
     """Return the reason for a job's delay, if the coordinator can be asked; begins with a colon."""
     try:
-        status = ask(settings, m.GetStatus())
+        active = _found(ask(settings, m.GetStatus()), job)
     except DtdError:
         return ""
-    active = status["job"]
-    if active is None or active["id"] != job:
+    if active is None:
         return ""
-    why = status.get("explain") or ""
-    return f": job {job} is {active['state']}" + (f": {why}" if why else "")
+    return f": job {job} is {active['state']}" + (active["explain"] and f": {active['explain']}")
+
+
+def _found(status: Answer, job: str) -> Answer | None:
+    return next((one for one in status["jobs"] if one["id"] == job), None)
 
 
 def _say_done(answer: Answer, job: str) -> None:
@@ -156,20 +157,16 @@ class _WaitProgress:
         self.every_s = BAR_EVERY_S if self._draws else LINE_EVERY_S
 
     def show(self) -> None:
-        status: Answer = {}
-        with contextlib.suppress(DtdError):
+        try:
             status = ask(self._settings, m.GetStatus())
-        found = [one for one in (status.get("job"), *status.get("jobs", ())) if one is not None]
-        job = next((one for one in found if one["id"] == self._job), None)
-        if job is None:
-            if self._job in status.get("queue", ()):
-                self._say("queued", 0, 0)
+        except DtdError:
             return
-        words = f"{job['state']}, loss {figures.number(job['loss'])}"
-        words += f", {figures.rate(job['samples_per_s'])}"
-        if job.get("task", "").endswith(LAUNCHED):
+        job = _found(status, self._job)
+        if job is not None:
             words = ", ".join([job["state"], *progress_words(job)])
-        self._say(words, job["step"], job["total_steps"])
+            self._say(words, job["step"], job["total_steps"])
+        elif self._job in status["queue"]:
+            self._say("queued", 0, 0)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -177,8 +174,7 @@ class _WaitProgress:
 
     def _say(self, words: str, step: int, total: int) -> None:
         if not self._draws:
-            at = f"step {figures.steps(step, total)}, " if step or total else ""
-            output.say(f"job {self._job}: {at}{words}")
+            output.say(f"job {self._job}: {words}")
             return
         if self._bar is None:
             self._bar = _bar(self._job)
@@ -187,12 +183,12 @@ class _WaitProgress:
 
 def _bar(job: str) -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
     bar = Progress(
-        *columns,
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
         TextColumn("{task.fields[words]}", markup=False),
         console=Console(stderr=True),
         transient=True,

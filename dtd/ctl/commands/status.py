@@ -62,12 +62,9 @@ def show_status(settings: Settings, *, watch: bool, memory: bool) -> int:
 
 def degraded_because(status: Status) -> str:
     """The reason for an unhealthy system, in words; empty when it is healthy."""
-    job = status["job"]
-    active = [{**job, "explain": status.get("explain", "")}] if job is not None else []
-    for one in (*active, *status.get("jobs", ())[1:]):
+    for one in status["jobs"]:
         if one["state"] in _HELD_UP:
-            verb = _HELD_UP[one["state"]]
-            return f"job {one['id']} {verb}: {one.get('explain', '') or one['reason']}"
+            return f"job {one['id']} {_HELD_UP[one['state']]}: {one['explain'] or one['reason']}"
     troubled = [worker for worker in status["workers"] if worker["state"] in _TROUBLED]
     if troubled:
         return "; ".join(f"{w['name']} is {w['state']}: {w['reason']}" for w in troubled)
@@ -80,10 +77,8 @@ def status_lines(status: Status, *, wide: bool = False) -> list[str]:
     uptime = figures.duration(coordinator["uptime_s"])
     version = coordinator["version"]
     lines = [f"coordinator  {coordinator['address']}  up {uptime}  dtd {version}"]
-    jobs = status.get("jobs", ())
-    lines += _job_lines({**status, "job": jobs[0]} if jobs else status)
-    for job in jobs[1:]:
-        lines += _job_lines({"job": job, "explain": job.get("explain")})
+    jobs = [line for job in status["jobs"] for line in _job_lines(job)]
+    lines += jobs or _no_job_lines(status)
     if status.get("queue"):
         lines.append(f"queue        {', '.join(status['queue'])}")
         why = status.get("queue_explain")
@@ -102,12 +97,14 @@ def _diagnostic_lines(diagnostics: Sequence[Status]) -> list[str]:
     return lines
 
 
-def _job_lines(status: Status) -> list[str]:
-    job = status["job"]
-    reason = status.get("explain") or (job or {}).get("reason")
+def _no_job_lines(status: Status) -> list[str]:
+    why = [f"{_INDENT}{status['explain']}"] if status["explain"] else []
+    return ["job          none", *why, *_last_job_lines(status.get("last_job"))]
+
+
+def _job_lines(job: Status) -> list[str]:
+    reason = job["explain"] or job["reason"]
     why = [f"{_INDENT}{reason}"] if reason else []
-    if job is None:
-        return ["job          none", *why, *_last_job_lines(status.get("last_job"))]
     state = output.paint(job["state"], output.STATE_STYLES.get(job["state"]))
     head = f"job          {job['id']}  {state}  generation {job['generation']}"
     servers = job.get("servers", 0)

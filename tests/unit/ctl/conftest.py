@@ -24,24 +24,27 @@ def utc(monkeypatch):
 @pytest.fixture
 def status() -> dict[str, Any]:
     """A healthy status: two workers train."""
+    job = {
+        "id": "digits-1",
+        "name": "digits",
+        "state": "running",
+        "generation": 2,
+        "world_size": 2,
+        "step": 120,
+        "total_steps": 600,
+        "epoch": 3,
+        "loss": 0.1234567,
+        "samples_per_s": 2345.0,
+        "steps_lost": 0,
+        "reason": "",
+        "explain": "",
+        "eval": {"accuracy": 0.95},
+    }
     return {
         "schema": 1,
         "coordinator": {"address": "127.0.0.1:7117", "uptime_s": 192.0, "version": "0.1.0"},
-        "job": {
-            "id": "digits-1",
-            "name": "digits",
-            "state": "running",
-            "generation": 2,
-            "world_size": 2,
-            "step": 120,
-            "total_steps": 600,
-            "epoch": 3,
-            "loss": 0.1234567,
-            "samples_per_s": 2345.0,
-            "steps_lost": 0,
-            "reason": "",
-            "eval": {"accuracy": 0.95},
-        },
+        "job": job,
+        "jobs": [job],
         "workers": [
             {
                 "name": f"worker-{rank}",

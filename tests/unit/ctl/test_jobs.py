@@ -28,11 +28,11 @@ def test_wait_exits_4_when_the_job_failed(dtdctl, server, result):
 @pytest.mark.parametrize(
     ("status", "why"),
     [
-        ({"job": None, "explain": "no job"}, ""),
-        ({"job": {"id": "other-2", "state": "running"}}, ""),
-        ({"job": {"id": "digits-1", "state": "running"}, "explain": ""}, "digits-1 is running"),
+        ({"jobs": []}, ""),
+        ({"jobs": [{"id": "other-2", "state": "running", "explain": ""}]}, ""),
+        ({"jobs": [{"id": "digits-1", "state": "running", "explain": ""}]}, "digits-1 is running"),
         (
-            {"job": {"id": "digits-1", "state": "saving"}, "explain": "worker-1 cannot write"},
+            {"jobs": [{"id": "digits-1", "state": "saving", "explain": "worker-1 cannot write"}]},
             "digits-1 is saving: worker-1 cannot write",
         ),
     ],
@@ -61,7 +61,7 @@ def test_a_wait_tells_how_far_the_job_is(dtdctl, server, result, status, monkeyp
     monkeypatch.setattr("dtd.ctl.commands.jobs.LINE_EVERY_S", 0.02)
     server.script = lambda message: result(status) if isinstance(message, m.GetStatus) else b""
     _exit_code, _out, err = dtdctl("wait", "digits-1", "--timeout", "0.2")
-    assert "job digits-1: step 120/600 (20%), running, loss 0.1235, 2,345/s" in err.splitlines()
+    assert "job digits-1: running, step 120/600 (20%), epoch 3, loss 0.1235" in err
 
 
 # --- lists -------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_jobs_that_share_workers_show_how_many_they_take_and_why_no_more(status)
         ("worker", {"state": "refused", "reason": "torch"}, "worker-1 is refused: torch"),
         (
             "status",
-            {"explain": "no state", "job": {"state": "waiting"}},
+            {"job": {"state": "waiting", "explain": "no state"}},
             "digits-1 waits: no state",
         ),
         ("status", {"troubles": [{"message": "disk full"}]}, "disk full"),
@@ -102,7 +102,7 @@ def test_why_the_last_job_failed_where_and_what_tells_more(status, monkeypatch, 
         "reason": "worker-1: ValueError: no\n" + "x" * 500,
         "traceback": "\n".join(["Traceback:", *trace, "ValueError: no"]),
     }
-    status |= {"job": None, "explain": "no job", "last_job": last, "queue": []}
+    status |= {"job": None, "jobs": [], "explain": "no job", "last_job": last, "queue": []}
     check_output(["status"], json.dumps(status))
     assert command.status_lines(status)[1:7] == [
         "job          none",

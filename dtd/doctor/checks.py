@@ -35,18 +35,32 @@ class Finding:
     remedy: str = ""
 
 
+def ok(check: str, message: str, remedy: str = "") -> Finding:
+    """It is as it should be."""
+    return Finding(check=check, state="ok", message=message, remedy=remedy)
+
+
+def warn(check: str, message: str, remedy: str) -> Finding:
+    """It works, and not as well as it could."""
+    return Finding(check=check, state="warn", message=message, remedy=remedy)
+
+
+def fail(check: str, message: str, remedy: str = "") -> Finding:
+    """It does not work."""
+    return Finding(check=check, state="fail", message=message, remedy=remedy)
+
+
 def check_coordinator(coordinator: Values, *, address: str, own_version: str) -> Iterator[Finding]:
     """The coordinator answers, and has the same version as this dtdctl."""
     version = coordinator["version"]
     said = f"the coordinator at {address} answers, dtd {version}"
     if version == own_version:
-        yield Finding(check="coordinator", state="ok", message=said)
+        yield ok("coordinator", said)
         return
-    yield Finding(
-        check="coordinator",
-        state="warn",
-        message=f"{said}; this dtdctl is {own_version}",
-        remedy="install the same dtd version on both hosts",
+    yield warn(
+        "coordinator",
+        f"{said}; this dtdctl is {own_version}",
+        "install the same dtd version on both hosts",
     )
 
 
@@ -55,15 +69,14 @@ def check_versions(coordinator: Values, hosts: Mapping[str, Values]) -> Iterator
     version = coordinator["version"]
     odd = {name: host["version"] for name, host in hosts.items() if host["version"] != version}
     for name, other in odd.items():
-        yield Finding(
-            check="versions",
-            state="fail",
-            message=f"{name} runs dtd {other}, the coordinator dtd {version}",
-            remedy=f"install dtd {version} on {name}'s host and restart it",
+        yield fail(
+            "versions",
+            f"{name} runs dtd {other}, the coordinator dtd {version}",
+            f"install dtd {version} on {name}'s host and restart it",
         )
     if hosts and not odd:
         who = counted(len(hosts), "worker")
-        yield Finding(check="versions", state="ok", message=f"{who}, all with dtd {version}")
+        yield ok("versions", f"{who}, all with dtd {version}")
 
 
 def check_clocks(hosts: Mapping[str, Values], *, own_skew_s: float) -> Iterator[Finding]:
@@ -72,20 +85,15 @@ def check_clocks(hosts: Mapping[str, Values], *, own_skew_s: float) -> Iterator[
     odd = {name: skew_s for name, skew_s in skews.items() if abs(skew_s) > CLOCK_SKEW_S}
     for name, skew_s in odd.items():
         way = "ahead of" if skew_s > 0 else "behind"
-        yield Finding(
-            check="clocks",
-            state="warn",
-            message=f"the clock of {name} is {abs(skew_s):.1f} s {way} the coordinator's",
-            remedy="set it by NTP (timedatectl set-ntp true); credentials expire by the clock, and"
+        yield warn(
+            "clocks",
+            f"the clock of {name} is {abs(skew_s):.1f} s {way} the coordinator's",
+            "set it by NTP (timedatectl set-ntp true); credentials expire by the clock, and"
             " logs of several hosts cannot be compared",
         )
     if not odd:
         worst = max(map(abs, skews.values()))
-        yield Finding(
-            check="clocks",
-            state="ok",
-            message=f"all clocks are within {figures.span(worst)} of the coordinator's",
-        )
+        yield ok("clocks", f"all clocks are within {figures.span(worst)} of the coordinator's")
 
 
 def check_disks(coordinator: Values, hosts: Mapping[str, Values]) -> Iterator[Finding]:
@@ -107,11 +115,7 @@ def check_disks(coordinator: Values, hosts: Mapping[str, Values]) -> Iterator[Fi
     if fine:
         least = min(everywhere, key=lambda name: everywhere[name]["disk_free_bytes"])
         free = figures.size(everywhere[least]["disk_free_bytes"])
-        yield Finding(
-            check="disk",
-            state="ok",
-            message=f"every state directory has {free} or more free (least: that of {least})",
-        )
+        yield ok("disk", f"every state directory has {free} or more free (least: that of {least})")
 
 
 def check_timeouts(
@@ -126,33 +130,27 @@ def check_timeouts(
     wanted_s = 2 * interval_s + ROUND_TRIPS_IN_TIMEOUT * slowest_s
     said = f"heartbeat time-out {timeout_s:g} s, slowest round trip {figures.span(slowest_s)}"
     if timeout_s >= wanted_s:
-        yield Finding(check="timeouts", state="ok", message=said)
+        yield ok("timeouts", said)
         return
-    yield Finding(
-        check="timeouts",
-        state="warn",
-        message=f"{said}: workers may be suspected without reason",
-        remedy=f"set heartbeat_timeout_s of the coordinator to {wanted_s:.1f} or more",
+    yield warn(
+        "timeouts",
+        f"{said}: workers may be suspected without reason",
+        f"set heartbeat_timeout_s of the coordinator to {wanted_s:.1f} or more",
     )
 
 
 def check_ports(unreached: Sequence[Values], pairs: int) -> Iterator[Finding]:
     """Every worker reaches every other one's data port."""
     for failure in unreached:
-        yield Finding(
-            check="ports",
-            state="fail",
-            message=f"{failure['to']} cannot fetch from {failure['from']}: {failure['reason']}",
-            remedy=failure["remedy"]
+        yield fail(
+            "ports",
+            f"{failure['to']} cannot fetch from {failure['from']}: {failure['reason']}",
+            failure["remedy"]
             or f"open {failure['from']}'s data port in the firewall, or use --advertise to give "
             "an address that the others can reach",
         )
     if pairs and not unreached:
-        yield Finding(
-            check="ports",
-            state="ok",
-            message=f"every worker can reach every other worker ({pairs} directions)",
-        )
+        yield ok("ports", f"every worker can reach every other worker ({pairs} directions)")
 
 
 def check_links(links: Sequence[Values]) -> Iterator[Finding]:
@@ -163,21 +161,16 @@ def check_links(links: Sequence[Values]) -> Iterator[Finding]:
     usual = statistics.median(link["bytes_per_s"] for link in rated)
     slow = [link for link in rated if link["bytes_per_s"] < SLOW_LINK_SHARE * usual]
     for link in slow:
-        yield Finding(
-            check="links",
-            state="warn",
-            message=f"{link['from']} -> {link['to']} carries"
+        yield warn(
+            "links",
+            f"{link['from']} -> {link['to']} carries"
             f" {figures.bandwidth(link['bytes_per_s'])}, others {figures.bandwidth(usual)}: the "
             "whole ring is limited to that rate",
-            remedy="check the cable, the speed of the port and other traffic on the link",
+            "check the cable, the speed of the port and other traffic on the link",
         )
     if not slow:
         least = min(link["bytes_per_s"] for link in rated)
-        yield Finding(
-            check="links",
-            state="ok",
-            message=f"every link carries {figures.bandwidth(least)} or more",
-        )
+        yield ok("links", f"every link carries {figures.bandwidth(least)} or more")
 
 
 def check_addresses(links: Sequence[Values]) -> Iterator[Finding]:
@@ -187,11 +180,10 @@ def check_addresses(links: Sequence[Values]) -> Iterator[Finding]:
         best = max(rates, key=lambda host: rates[host], default="")
         if not best or rates[best] < FASTER_ADDRESS * link["bytes_per_s"]:
             continue
-        yield Finding(
-            check="links",
-            state="warn",
-            message=f"{link['to']} calls {link['from']} at {link['host']}, which carries"
+        yield warn(
+            "links",
+            f"{link['to']} calls {link['from']} at {link['host']}, which carries"
             f" {figures.bandwidth(link['bytes_per_s'])}; {best} carries"
             f" {figures.bandwidth(rates[best])}",
-            remedy=f'advertise = "{best}" in the worker.toml of {link["from"]} (or --advertise)',
+            f'advertise = "{best}" in the worker.toml of {link["from"]} (or --advertise)',
         )

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Final
 
-from dtd.doctor.checks import Finding
+from dtd.doctor.checks import Finding, ok, warn
 from dtd.doctor.memory import (
     REPLICATED,
     TRAINING_BYTES,
@@ -58,16 +58,15 @@ def check_memory(
         who = counted(len(here), "worker")
         said = f"{who} on {place} will need {figures.size(needed)} of {figures.size(available)}"
         if needed <= available:
-            yield Finding(check="memory", state="ok", message=said)
+            yield ok("memory", said)
             continue
         largest = max(here, key=lambda need: sum(need["parts"].values()))
         parts = largest["parts"]
-        yield Finding(
-            check="memory",
-            state="warn",
-            message=f"{said}: {figures.size(needed - available)} are missing, most is used by"
+        yield warn(
+            "memory",
+            f"{said}: {figures.size(needed - available)} are missing, most is used by"
             f" {max(parts, key=lambda part: parts[part])}",
-            remedy=_remedy(largest, steps, spec, available=available, workers_here=len(here)),
+            _remedy(largest, steps, spec, available=available, workers_here=len(here)),
         )
 
 
@@ -247,19 +246,16 @@ def check_division(listed: Sequence[Divided], spec: JobSpec, workers: int) -> It
     if not table.sharded or not listed or spec.strategy.has_servers:
         return
     if 1 < workers <= table.mirrors + 1:
-        yield Finding(
-            check="strategy",
-            state="warn",
-            message=f"with {workers} workers and strategy.mirrors = {table.mirrors} every worker"
+        yield warn(
+            "strategy",
+            f"with {workers} workers and strategy.mirrors = {table.mirrors} every worker"
             " holds the whole state, so nothing is saved",
-            remedy=f"use {table.mirrors + 2} workers or more, or lower strategy.mirrors",
+            f"use {table.mirrors + 2} workers or more, or lower strategy.mirrors",
         )
     if table.mirrors == 0:
-        yield Finding(
-            check="strategy",
-            state="warn",
-            message="strategy.mirrors = 0: the loss of a worker costs the steps since the newest"
+        yield warn(
+            "strategy",
+            "strategy.mirrors = 0: the loss of a worker costs the steps since the newest"
             " checkpoint",
-            remedy="set strategy.mirrors = 1 if memory allows, or save often"
-            " (checkpoint.every_steps)",
+            "set strategy.mirrors = 1 if memory allows, or save often (checkpoint.every_steps)",
         )

@@ -17,7 +17,7 @@ from itertools import cycle, islice
 from statistics import fmean, linear_regression
 from typing import Any, Final
 
-from dtd.doctor.checks import Finding
+from dtd.doctor.checks import Finding, ok
 from dtd.doctor.forecast import Forecast, slowest
 from dtd.doctor.strategies import (
     Choice,
@@ -203,12 +203,10 @@ def check_growth(growth: Growth) -> Iterator[Finding]:
     """How many workers are worth having, and the strategy with which more would be."""
     least = f"{LEAST_STEP_GAIN * 100:g} %"
     if growth.enough_workers is None or growth.beyond is None:
-        yield Finding(
-            check="workers",
-            state="ok",
-            message=f"up to {counted(growth.most_workers, 'worker')}, each one more shortens a step"
+        yield ok(
+            "workers",
+            f"up to {counted(growth.most_workers, 'worker')}, each one more shortens a step"
             f" by {least} or more",
-            remedy="",
         )
         return
     made, better = growth.beyond.forecast, growth.beyond.better
@@ -218,7 +216,7 @@ def check_growth(growth: Growth) -> Iterator[Finding]:
         message += f"; with strategy {better.strategy} and codec {better.codec}, {made.world_size}"
         message += f" workers take {figures.span(better.step_s)} instead of"
         message += f" {figures.span(made.step_s)}: {better.risk}"
-    yield Finding(check="workers", state="ok", message=message, remedy="")
+    yield ok("workers", message)
 
 
 def _forecast(world: World) -> Forecast:

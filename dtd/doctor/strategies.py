@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from dtd.doctor.checks import Finding
+from dtd.doctor.checks import Finding, fail, ok, warn
 from dtd.doctor.forecast import Compute, Exchanged, Forecast, LinkSpeed, forecast
 from dtd.doctor.transfer import Coded, Coder, Exchange, Star
 from dtd.exchange.schedule.coding_choice import Mode
@@ -378,13 +378,12 @@ def check_choice(listed: Sequence[Choice]) -> Iterator[Finding]:
     if not best.lossless:
         write = f"compare the loss of short runs first; {write}"
     own_s = (best.step_s or 0.0) * (best.speedup or 0.0)
-    yield Finding(
-        check="strategy",
-        state="ok",
-        message=f"with strategy {best.strategy} and codec {best.codec} a step should take"
+    yield ok(
+        "strategy",
+        f"with strategy {best.strategy} and codec {best.codec} a step should take"
         f" {figures.span(best.step_s)} instead of {figures.span(own_s)}"
         f" ({best.speedup:.2f} times as fast): {best.risk}",
-        remedy=write,
+        write,
     )
 
 
@@ -394,19 +393,17 @@ def check_servers(spec: JobSpec, servers: int) -> Iterator[Finding]:
         return
     start = "start a dtd-worker@server (`dtd-worker --role server`), on a host with a fast link"
     if not servers:
-        yield Finding(
-            check="strategy",
-            state="fail",
-            message='[strategy] owners = "servers", and no parameter server is connected',
-            remedy=f'{start}, or use owners = "workers"',
+        yield fail(
+            "strategy",
+            '[strategy] owners = "servers", and no parameter server is connected',
+            f'{start}, or use owners = "workers"',
         )
     elif servers == 1 or spec.strategy.mirrors == 0:
         count = "one server" if servers == 1 else "strategy.mirrors = 0"
-        yield Finding(
-            check="strategy",
-            state="warn",
-            message=f"{count}: the loss of a server costs the steps since the newest checkpoint",
-            remedy=f"{start}, and keep strategy.mirrors = 1: then a loss costs no step",
+        yield warn(
+            "strategy",
+            f"{count}: the loss of a server costs the steps since the newest checkpoint",
+            f"{start}, and keep strategy.mirrors = 1: then a loss costs no step",
         )
 
 

@@ -21,7 +21,7 @@ from dtd.ctl.answers import ask, show
 from dtd.ctl.commands.submit import packed_task, ship
 from dtd.ctl.settings import Settings
 from dtd.doctor import checks
-from dtd.doctor.checks import Finding
+from dtd.doctor.checks import Finding, fail, ok, warn
 from dtd.doctor.forecast import Forecast
 from dtd.doctor.job_memory import NEEDED_PARTS, check_division, check_memory, divided
 from dtd.doctor.larger import ASSUMED, Repeated, check_growth, growth_of
@@ -77,9 +77,7 @@ def doctor(settings: Settings, job_file: Path | None, *, force: bool) -> int:
     try:
         report = _examine(settings, job, force=force)
     except CoordinatorUnreachable as error:
-        failed = Finding(
-            check="coordinator", state="fail", message=error.message, remedy=error.remedy
-        )
+        failed = fail("coordinator", error.message, error.remedy)
         show(settings, _report([failed]), _print)
         return error.exit_code
     show(settings, report, _print)
@@ -126,28 +124,25 @@ def _place(worker: dict[str, Any]) -> str:
 
 
 def _silence(name: str, error: RequestRefused) -> Finding:
-    return Finding(
-        check="ports",
-        state="fail",
-        message=f"{name} cannot be examined: {error.message}",
-        remedy=error.remedy or "read its log; an older version of dtd cannot answer this request",
+    return fail(
+        "ports",
+        f"{name} cannot be examined: {error.message}",
+        error.remedy or "read its log; an older version of dtd cannot answer this request",
     )
 
 
 def _crowd(names: Sequence[str], job: Any, *, bandwidths: bool) -> Iterator[Finding]:
     if not names:
-        yield Finding(
-            check="coordinator",
-            state="warn",
-            message="no worker is connected",
-            remedy="start one with: dtd-worker --coordinator HOST:PORT",
+        yield warn(
+            "coordinator",
+            "no worker is connected",
+            "start one with: dtd-worker --coordinator HOST:PORT",
         )
     if not bandwidths and len(names) > 1:
-        yield Finding(
-            check="links",
-            state="ok",
-            message=f"job {job['id']} is running, so bandwidths were not measured",
-            remedy="use --force to measure anyway",
+        yield ok(
+            "links",
+            f"job {job['id']} is running, so bandwidths were not measured",
+            "use --force to measure anyway",
         )
 
 
@@ -166,11 +161,10 @@ def _report(found: Sequence[Finding], **more: Any) -> Report:
     }
 
 
-_NOT_MEASURED: Final = Finding(
-    check="job",
-    state="warn",
-    message="no worker is idle, so no step of the job could be measured",
-    remedy="try again when no job is running",
+_NOT_MEASURED: Final = warn(
+    "job",
+    "no worker is idle, so no step of the job could be measured",
+    "try again when no job is running",
 )
 
 
@@ -224,7 +218,7 @@ def _measure_steps(
 
 
 def _refused(error: RequestRefused) -> Finding:
-    return Finding(check="job", state="fail", message=error.message, remedy=error.remedy)
+    return fail("job", error.message, error.remedy)
 
 
 def _memory_of(worker: str, place: str, step: dict[str, Any]) -> dict[str, Any]:

@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import math
 import shutil
 import socket
 import struct
 import sys
-import threading
 import time
+import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
-from importlib.abc import MetaPathFinder
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
@@ -202,43 +202,19 @@ class _Library(NamedTuple):
 
 @functools.cache
 def _library() -> _Library:
-    with _without_torch():
-        from tensorboardX.proto import (  # type: ignore[import-untyped]
-            event_pb2,
-            plugin_hparams_pb2,
-        )
-        from tensorboardX.record_writer import masked_crc32c  # type: ignore[import-untyped]
+    """Load parts of tensorboardX; the whole imports torch, which takes seconds and much memory."""
+    spec = importlib.util.find_spec("tensorboardX")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    package = types.ModuleType("tensorboardX")
+    package.__path__ = list(spec.submodule_search_locations)
+    had = sys.modules.setdefault("tensorboardX", package) is not package
+    from tensorboardX.proto import event_pb2, plugin_hparams_pb2  # type: ignore[import-untyped]
+    from tensorboardX.record_writer import masked_crc32c  # type: ignore[import-untyped]
+
+    if not had:
+        del sys.modules["tensorboardX"]
     return _Library(event_pb2, plugin_hparams_pb2, masked_crc32c)
-
-
-class _TorchHidden(MetaPathFinder):
-    """Hides torch from the imports of one thread."""
-
-    def __init__(self) -> None:
-        self._thread = threading.get_ident()
-
-    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        """Refuse torch; leave everything else to the finders that follow.
-
-        Raises:
-            ModuleNotFoundError: it is torch.
-        """
-        if fullname == "torch" and threading.get_ident() == self._thread:
-            raise ModuleNotFoundError("torch is not needed here", name=fullname)
-
-
-@contextlib.contextmanager
-def _without_torch() -> Iterator[None]:
-    """Import tensorboardX without the torch that it would import.
-
-    It does so eagerly, which would cost the coordinator seconds and hundreds of MiB.
-    """
-    finder = _TorchHidden()
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
 
 
 def _make_room(directory: Path, needed: Collection[str]) -> None:

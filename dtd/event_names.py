@@ -45,7 +45,7 @@ EVENTS: Final = {
     "model_not_pinned": "A worker could not make a copy of a registered model's version.",
     "model_dropped": "A worker has deleted its copy of a registered model's version.",
     "model_not_deleted": "A worker could not delete its copy of a version; it stays on its disk.",
-    "model_source": "What a worker met while it copied a model: a source that failed, or a merge.",
+    "model_source": "A source that failed, or a merge, while a worker copied a model.",
     "checkpoint_not_deleted": "A worker could not delete a checkpoint; it tries again when it"
     " registers next.",
     "curves_failed": "TensorBoard curves could not be written; only those points are lost.",

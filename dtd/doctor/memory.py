@@ -40,7 +40,7 @@ PARTS: Final[Mapping[str, str]] = {
     "optimizer": "State of the optimizer, averages of weights, and what a strategy adds.",
     "activations": "The most that forward and backward had allocated at once, beyond what lay there"
     " before.",
-    "buckets": "What else travels or waits to: narrow copies, residuals of a codec, scalars.",
+    "buckets": "All else that travels or waits to: narrow copies, residuals of a codec, scalars.",
     "snapshots": "The copy of the state that was made for the newest checkpoint.",
     "process": "All of it at its peak: on a CPU the most resident memory of the process so far, on"
     " a GPU the most that torch had allocated in the step.",

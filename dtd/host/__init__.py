@@ -1,1 +1,1 @@
-"""What the operating system gives: memory, files that last, paths, streams, the service manager."""
+"""The operating system's services: memory, lasting files, paths, streams, the service manager."""

@@ -60,7 +60,7 @@ class StrategyTable:
     )
     error_feedback: bool = setting(
         True,
-        "What a worker could not send is added to its next gradients. It takes twice the"
+        "The part of gradients that was not sent is added to the next ones. It takes twice the"
         " gradients' memory, belongs to the worker alone and is in no checkpoint: it begins at"
         " zero in a worker that joins, and when a job is resumed.",
         only_for=("powersgd",),
@@ -168,7 +168,7 @@ class StrategyTable:
 
     stage: int = setting(
         1,
-        "What is divided among the workers. 1: the optimizer's state. 2: also the gradients."
+        "Division among the workers. 1: the optimizer's state. 2: also the gradients."
         " 3: also the parameters, which are gathered for each layer when it is computed.",
         minimum=SHARDED_STAGES[0],
         maximum=SHARDED_STAGES[-1],

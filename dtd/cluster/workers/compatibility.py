@@ -39,7 +39,7 @@ def reference(reports: Sequence[m.Warmed], *, steps_total: int = 0) -> m.Warmed:
 
 
 def _compared(report: m.Warmed) -> tuple[object, ...]:
-    """What `disagreement` compares."""
+    """The figures that `disagreement` compares."""
     return *_FIELDS(report), _required(report)
 
 

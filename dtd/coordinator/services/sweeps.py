@@ -175,8 +175,10 @@ class Sweeps:
 
         Where that takes long, as the first time, when Optuna is imported, this is the last one.
         """
-        done = sum(one.state is TrialState.DONE for one in trials)
-        if self._importance.get(number, (0, {}))[0] != done:
+        values = [one.value for one in trials if one.state is TrialState.DONE]
+        done = len(values)
+        alike = len(set(values)) < 2  # then none is known, and Optuna need not be imported
+        if not alike and self._importance.get(number, (0, {}))[0] != done:
             computing = self._core.keep(self._compute_importance(number, spec, trials, done))
             await asyncio.wait([computing], timeout=IMPORTANCE_WITHIN_S)
         return self._importance.get(number, (0, {}))[1]

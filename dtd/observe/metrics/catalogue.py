@@ -159,7 +159,7 @@ METRICS: Final = (
         "dtd_worker_predicted_memory_bytes",
         "worker kind",
         BOTH,
-        "What the job's strategy needs of it by calculation.",
+        "The part of it that the job's strategy needs by calculation.",
     ),
     Metric(
         "dtd_worker_heartbeat_age_seconds", "worker", COORDINATOR, "Time since its last message."

@@ -69,7 +69,7 @@ _TORCH_THREADS: Final = MAX_SPANS * (len(_TITLES) + 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Track:
-    """What torch recorded on a thread, or a stream of a GPU: (name, begin_ns, end_ns) of each."""
+    """Spans of torch on a thread, or a stream of a GPU: (name, begin_ns, end_ns) of each."""
 
     name: str
     rows: Sequence[tuple[str, int, int]]

@@ -193,7 +193,7 @@ def _record(data: bytes) -> bytes:
 
 
 class _Library(NamedTuple):
-    """What is used of tensorboardX; its own writer waits for the disk after each point."""
+    """Parts of tensorboardX that are used; its own writer waits for the disk after each point."""
 
     event_pb2: Any
     plugin_hparams_pb2: Any

@@ -103,7 +103,7 @@ class Environments:
         return _packages_of(place)
 
     def _installed_here(self) -> list[str]:
-        """What this worker has, as "name==version", sorted; the first of a name counts."""
+        """Packages of this worker, as "name==version", sorted; the first of a name counts."""
         found: dict[str, str] = {}
         for one in importlib.metadata.distributions(path=self._packages_here()):
             try:

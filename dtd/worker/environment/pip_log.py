@@ -39,7 +39,7 @@ _REASONS: Final = (
         INDEX_REMEDY,
     ),
 )
-"""What pip prints, what it means, and what to do; the first that fits counts."""
+"""Words that pip prints, their meaning, and a remedy; the first that fits counts."""
 _HINTS: Final = "To fix this you could try"
 """How pip's own advice begins."""
 

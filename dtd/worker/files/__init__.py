@@ -1,1 +1,1 @@
-"""What a worker keeps on its disk for others: checkpoints, registered models, jobs' data."""
+"""Files that a worker keeps for others: checkpoints, registered models, jobs' data."""

@@ -111,7 +111,7 @@ def ask_driver() -> Driver | None:
 
 
 def torch_build() -> str:
-    """What torch is built for, without importing it: cpu, cuda, rocm; empty if that is unknown."""
+    """The platform of torch's build, without importing it: cpu, cuda, rocm; empty if unknown."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from dtd.coordinator.handlers import jobs
 from dtd.coordinator.services.sweeps import Sweeps
 from dtd.coordinator.store.store import Store, job_body
 from dtd.errors import RequestRefused
+from dtd.sweeps import Trial
 from dtd.wire import messages as m
 
 pytest.importorskip("optuna")
@@ -171,6 +172,25 @@ async def test_so_many_trials_run_at_once_and_the_best_is_registered(cluster: Cl
     assert set(shown["importance"]) == set(SPACE)
     with pytest.raises(RequestRefused, match="has ended: it is done"):
         await cluster.sweeps.cancel(name)
+
+
+async def test_optuna_is_not_asked_what_matters_before_two_trials_differ(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[float | None]] = []
+
+    def importance(_spec: object, trials: Sequence[Trial]) -> dict[str, float]:
+        asked.append([one.value for one in trials])
+        return {"optimizer.lr": 1.0}
+
+    monkeypatch.setattr("dtd.coordinator.services.sweeps._importance", importance)
+    name = await cluster.begin(trials=3)
+    for value in (0.5, 0.5, 0.25):
+        assert (await cluster.sweeps.show(name))["importance"] == {}
+        cluster.end(await cluster.started.get(), value=value)
+    await cluster.hear_end()
+    assert (await cluster.sweeps.show(name))["importance"] == {"optimizer.lr": 1.0}
+    assert asked == [[0.5, 0.5, 0.25]]
 
 
 async def test_failures_in_a_row_end_it_and_cancel_the_others(cluster: Cluster) -> None:

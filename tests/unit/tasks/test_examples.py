@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dtd.ctl.commands.submit import packed_task
 from dtd.engine.sampler import position_of_step
 from dtd.job import load_job
 from dtd.train.data.loader import Loader
@@ -21,7 +22,7 @@ EXAMPLES = REPOSITORY / "docs" / "examples"
 def test_each_job_file_is_valid_and_fits_its_task(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.chdir(EXAMPLES)
     monkeypatch.setattr(sys, "path", sys.path.copy())
     spec = load_job(path)
     arguments = dict(spec.task)
@@ -33,16 +34,25 @@ def test_each_job_file_is_valid_and_fits_its_task(
     assert sum(parameter.numel() for parameter in model.parameters()) > 0
 
 
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+def test_a_job_file_sends_the_file_of_its_task_alone(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    archive = packed_task(load_job(path).job.task, path)
+    own = path.with_suffix(".py")
+    assert (archive is not None) == own.exists()
+    assert archive is None or own.read_bytes() in archive.content
+    assert archive is None or archive.files == 1
+
+
 def test_a_task_of_ones_own_learns_from_the_current_directory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(EXAMPLES)
     monkeypatch.setattr(sys, "path", sys.path.copy())
     spec = load_job(EXAMPLES / "own_task.toml")
-    monkeypatch.chdir(REPOSITORY)
-    named_from_above = load_task(spec.job.task, spec.task)
-    monkeypatch.chdir(EXAMPLES)
-    task = load_task("own_task:NoisySine", spec.task)
-    assert vars(named_from_above) == vars(task)
+    task = load_task(spec.job.task, spec.task)
     torch.manual_seed(0)
     data, model = train_dataset_of(task), task.build_model()
     assert eval_dataset_of(task) is None

@@ -39,10 +39,9 @@ Query = Mapping[str, str]
 
 def metrics(job: str, query: Query) -> m.GetMetrics:
     """Curves of a job."""
-    names = tuple(name for name in query.get("names", "").split(",") if name)
     return m.GetMetrics(
         job=job,
-        names=names,
+        names=words(query, "names"),
         workers=query.get("workers", "") == "1",
         from_step=number(query, "from", 0),
         to_step=number(query, "to", 0),
@@ -51,9 +50,9 @@ def metrics(job: str, query: Query) -> m.GetMetrics:
     )
 
 
-def comparison(query: Query) -> m.CompareJobs:
-    """Return the request for the differences between jobs."""
-    return m.CompareJobs(jobs=tuple(job for job in query.get("jobs", "").split(",") if job))
+def words(query: Query, name: str) -> tuple[str, ...]:
+    """Words of a query with commas between."""
+    return tuple(word for word in query.get(name, "").split(",") if word)
 
 
 def number(query: Query, name: str, otherwise: int) -> int:
@@ -132,23 +131,27 @@ class Routes:
         app.router.add_get("/", self._file)
         app.router.add_get("/static/{path:.+}", self._file)
         app.router.add_post("/api/login", self._log_in)
+        asks: dict[str, Callable[[web.Request], m.Message]] = {
+            "/api/status": lambda _: m.GetStatus(),
+            "/api/jobs": lambda _: m.ListJobs(),
+            "/api/jobs/{job}": lambda request: m.ShowJob(job=_job(request)),
+            "/api/jobs/{job}/metrics": lambda request: metrics(_job(request), request.query),
+            "/api/events": lambda request: m.ReadEvents(after=number(request.query, "after", 0)),
+            "/api/models": lambda _: m.ListModels(),
+            "/api/sweeps": lambda _: m.ListSweeps(),
+            "/api/sweeps/{sweep}": lambda request: m.ShowSweep(sweep=request.match_info["sweep"]),
+            "/api/compare": lambda request: m.CompareJobs(jobs=words(request.query, "jobs")),
+            "/api/checkpoints": lambda request: m.ListCheckpoints(job=request.query.get("job", "")),
+        }
+        for path, made in asks.items():
+            app.router.add_get(path, self._for_session(self._asks(made)))
         for path, answer in (
             ("/api/me", self._me),
-            ("/api/status", self._asks(lambda _request: m.GetStatus())),
-            ("/api/jobs", self._asks(lambda _request: m.ListJobs())),
-            ("/api/jobs/{job}", self._asks(lambda request: m.ShowJob(job=_job(request)))),
-            ("/api/jobs/{job}/metrics", self._asks(_metrics)),
             ("/api/jobs/{job}/logs", self._logs),
             ("/api/jobs/{job}/report", self._report),
-            ("/api/events", self._asks(_events)),
-            ("/api/models", self._asks(lambda _request: m.ListModels())),
-            ("/api/sweeps", self._asks(lambda _request: m.ListSweeps())),
-            ("/api/sweeps/{sweep}", self._asks(_sweep)),
-            ("/api/compare", self._asks(lambda request: comparison(request.query))),
-            ("/api/checkpoints", self._asks(_checkpoints)),
+            ("/api/live", self._live.watch),
         ):
             app.router.add_get(path, self._for_session(answer))
-        app.router.add_get("/api/live", self._for_session(self._live.watch))
         app.router.add_post("/api/act", self._for_session(self._act))
         app.router.add_post("/api/logout", self._for_session(self._logins.log_out))
 
@@ -227,22 +230,6 @@ class Routes:
 
 def _job(request: web.Request) -> str:
     return request.match_info["job"]
-
-
-def _metrics(request: web.Request) -> m.Message:
-    return metrics(_job(request), request.query)
-
-
-def _events(request: web.Request) -> m.Message:
-    return m.ReadEvents(after=number(request.query, "after", 0))
-
-
-def _sweep(request: web.Request) -> m.Message:
-    return m.ShowSweep(sweep=request.match_info["sweep"])
-
-
-def _checkpoints(request: web.Request) -> m.Message:
-    return m.ListCheckpoints(job=request.query.get("job", ""))
 
 
 async def _json_answer(value: Any) -> web.Response:

@@ -332,8 +332,9 @@ def load_worker_config(
     """Settings of a worker, as `load_coordinator_config`; `hostname` begins the default name."""
     values, problems = _gather(WorkerConfig, flags, environ, default_file)
     device, role = values.get("device", "cpu"), values.get("role", "worker")
-    suffix = device if role == "worker" else role
-    values.setdefault("name", _worker_name(hostname or platform.node(), suffix))
+    suffix = (device if role == "worker" else role).replace(":", "")
+    host = name_of(hostname or platform.node(), most=48) or "worker"
+    values.setdefault("name", f"{host}-{suffix}")
     values.setdefault("state_dir", state_directory(f"worker-{values['name']}", environ))
     config = WorkerConfig(**values)
     for address in config.coordinator:
@@ -463,10 +464,6 @@ def _bad_hosts(advertise: str, *, many: bool) -> dict[str, str]:
             except UsageError as error:
                 return {"advertise": f"advertise: {error.message}, and is not a host name alone"}
     return {}
-
-
-def _worker_name(hostname: str, device: str) -> str:
-    return f"{name_of(hostname, most=48) or 'worker'}-{device.replace(':', '')}"
 
 
 def _raise_if_any(problems: Mapping[str, str]) -> None:

@@ -69,7 +69,7 @@ def table_lines(
 
     Unless `wide`, the columns `only_wide` and those that have nothing in any row are left out.
     """
-    cells = [[_one_line(cell) for cell in row] for row in rows]
+    cells = [[" ".join(one_line(cell).split()) for cell in row] for row in rows]
     columns = [list(column) for column in zip(headings, *cells, strict=True)]
     if not wide:
         kept = [one for one in columns if one[0] not in only_wide]
@@ -80,10 +80,6 @@ def table_lines(
     for row in rest:
         lines += _row(row, widths, list(map(STATE_STYLES.get, row)))
     return lines
-
-
-def _one_line(text: str) -> str:
-    return " ".join(one_line(text).split())
 
 
 def _folded(widths: list[int]) -> list[int]:

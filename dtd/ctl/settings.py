@@ -66,10 +66,6 @@ class Settings:
     def is_wide(self) -> bool:
         return self.form == "wide"
 
-    @property
-    def address(self) -> Endpoint:
-        return self.targets()[0].address
-
     def connect(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> ControlClient:
         """Open a connection to the first of the coordinator's addresses that answers.
 

@@ -233,7 +233,12 @@ def read_table(name: str, table: type, given: Mapping[Any, Any], problems: list[
     for key, value in given.items():
         info = known.get(key)
         if info is None:
-            problems.append(Problem(path=(name, key), text=_unknown_key(key, known)))
+            problems.append(
+                Problem(
+                    path=(name, key),
+                    text="unknown key" + (_elsewhere(key) or did_you_mean(str(key), known)),
+                )
+            )
             continue
         text = fault(info.hint, info.rule, value)
         if text and (name, key) == ("job", "task") and isinstance(value, str):
@@ -249,10 +254,6 @@ def _unknown_at_top(name: object, value: object) -> str:
     if isinstance(value, Mapping):
         return "unknown table" + did_you_mean(str(name), (*_TABLES, *_FREE))
     return "every key must be in a table" + _elsewhere(name)
-
-
-def _unknown_key(key: object, known: Iterable[str]) -> str:
-    return "unknown key" + (_elsewhere(key) or did_you_mean(str(key), known))
 
 
 def _elsewhere(key: object) -> str:

@@ -99,7 +99,7 @@ def _examine(settings: Settings, job: _Job | None, *, force: bool) -> Report:
     links, unreached = _measure_links(settings, list(hosts), bandwidths=bandwidths, force=force)
     found = [
         *checks.check_coordinator(
-            coordinator, address=str(settings.address), own_version=__version__
+            coordinator, address=str(settings.targets()[0].address), own_version=__version__
         ),
         *(_silence(name, error) for name, error in silent.items()),
         *checks.check_versions(coordinator, hosts),

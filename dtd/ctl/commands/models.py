@@ -141,13 +141,8 @@ def show_model(settings: Settings, text: str, *, card: bool) -> None:
         version["markdown"] = card_of(version)
         lines = version["markdown"].splitlines()
     else:
-        lines = model_lines(version)
+        lines = [f"{label:<{_LABEL}}{text}" for label, text in _described(version)]
     show(settings, version, lambda _version: output.print_lines(lines))
-
-
-def model_lines(version: Version) -> list[str]:
-    """A version as text."""
-    return [f"{label:<{_LABEL}}{text}" for label, text in _described(version)]
 
 
 def _described(version: Version) -> Iterator[tuple[str, str]]:

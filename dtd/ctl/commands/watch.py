@@ -309,12 +309,8 @@ def _troubles(scene: Scene) -> Iterator[Text]:
 
 
 def _events(events: Sequence[Values]) -> list[Text]:
-    if not events:
-        return []
-    return [_heading("EVENTS"), *(_line(event_line(event)) for event in events)]
-
-
-def event_line(event: Values) -> str:
-    """An event as one line: local time, kind, what happened."""
-    at = datetime.fromtimestamp(event["time_s"]).astimezone().strftime("%H:%M:%S")
-    return f"{at} {event['kind']}: {event['message']}"
+    lines = [_heading("EVENTS")] if events else []
+    for event in events:
+        at = datetime.fromtimestamp(event["time_s"]).astimezone().strftime("%H:%M:%S")
+        lines.append(_line(f"{at} {event['kind']}: {event['message']}"))
+    return lines

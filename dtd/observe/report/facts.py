@@ -195,21 +195,16 @@ def _points(series: Mapping[str, Any]) -> list[Point]:
 
 
 def _world_sizes(events: Iterable[Mapping[str, Any]], job: Mapping[str, Any]) -> dict[int, int]:
-    """Number of workers by generation, as far as it is remembered."""
-    sizes = {
-        int(event["generation"]): _workers_of(event["details"])
-        for event in events
-        if event["kind"] == "generation_running" and "world_size" in event["details"]
-    }
+    """Number of workers that train by generation, as far as it is remembered."""
+    sizes = {}
+    for event in events:
+        told = event["details"]
+        if event["kind"] == "generation_running" and "world_size" in told:
+            sizes[int(event["generation"])] = told["world_size"] - told.get("servers", 0)
     if job["generation"] and job["world_size"]:
         servers = job["result"].get("servers", 0)
         sizes.setdefault(job["generation"], job["world_size"] - servers)
     return sizes
-
-
-def _workers_of(generation: Mapping[str, Any]) -> int:
-    """Return the number of workers that train: parameter servers do not."""
-    return int(generation["world_size"]) - int(generation.get("servers", 0))
 
 
 def _worlds(curves: Mapping[str, Curve], sizes: Mapping[int, int]) -> list[World]:

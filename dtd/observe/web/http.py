@@ -120,6 +120,8 @@ def of_error(error: DtdError) -> web.Response:
 
 
 _MAX_LOG_CHARACTERS: Final = 200
+SHOWN_DIGITS: Final = 4
+_SHORT: Final = 1e6
 
 
 def quiet_log(note: Callable[[str, str], None]) -> None:
@@ -152,17 +154,23 @@ def dumped(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
-def safe(value: Any) -> Any:
-    """A value as JSON can carry it and a page may show it."""
+def safe(value: Any, *, shortened: bool = False) -> Any:
+    """A value as JSON can carry it and a page may show it, with fractions as it shows them.
+
+    Those of large numbers, such as times of day, are milliseconds.
+    """
     match value:
         case str():
             return escaped(value)
-        case float():
-            return value if math.isfinite(value) else None
+        case float() if not math.isfinite(value):
+            return None
+        case float() if shortened:
+            return float(f"{value:.{SHOWN_DIGITS}g}") if abs(value) < _SHORT else round(value, 3)
         case dict():
-            return {escaped(str(key)): safe(one) for key, one in value.items()}
+            items = value.items()
+            return {escaped(str(key)): safe(one, shortened=shortened) for key, one in items}
         case list() | tuple():
-            return [safe(one) for one in value]
+            return [safe(one, shortened=shortened) for one in value]
         case bytes():
             return value.hex()
         case _:

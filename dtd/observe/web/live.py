@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -24,24 +23,6 @@ from dtd.observe.web.backend import Backend, WebCaller
 from dtd.observe.web.http import HTTP_TOO_MANY, dumped, refused, safe
 from dtd.observe.web.logins import Session
 from dtd.wire import messages as m
-
-SHOWN_DIGITS: Final = 4
-_SHORT: Final = 1e6
-"""Numbers from here on, such as times of day, keep their milliseconds."""
-
-
-def rounded(value: Any) -> Any:
-    """A value whose fractions have no more digits than the page shows."""
-    match value:
-        case float() if math.isfinite(value):
-            return float(f"{value:.{SHOWN_DIGITS}g}") if abs(value) < _SHORT else round(value, 3)
-        case dict():
-            return {key: rounded(one) for key, one in value.items()}
-        case list() | tuple():
-            return [rounded(one) for one in value]
-        case _:
-            return value
-
 
 EVERY_S: Final = 1.0
 MAX_WATCHERS: Final = 64
@@ -174,4 +155,4 @@ class Live:
 
 
 def _event(topic: str, value: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (topic.encode(), dumped(rounded(safe(value))))
+    return b"event: %b\ndata: %b\n\n" % (topic.encode(), dumped(safe(value, shortened=True)))

@@ -94,11 +94,3 @@ async def test_a_browser_is_sent_what_has_changed(served: Served) -> None:
             if block.startswith("event: status\n"):
                 found.append(json.loads(block.split("data: ")[1]))
     assert found == [first, then]
-
-
-def test_fractions_are_rounded_and_times_of_day_keep_milliseconds() -> None:
-    assert live.rounded({"loss": 0.123456, "time_s": 1795845013.3924093, "step": 123456}) == {
-        "loss": 0.1235,
-        "time_s": 1795845013.392,
-        "step": 123456,
-    }

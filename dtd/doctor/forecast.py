@@ -114,14 +114,10 @@ def forecast(
     rows: int,
     star: Star | None = None,
 ) -> Forecast:
-    """Forecast the step of a world.
+    """Forecast the step of a world of some ranks, for so many rows of a global batch.
 
-    Args:
-        workers: one entry for each rank.
-        links: from each rank to the next one, servers last; none for a world of one.
-        what: the exchanges; free of cost in a world of one.
-        rows: of a global batch.
-        star: the links with parameter servers.
+    The links lead from each rank to the next one, servers last; there are none in a world of one,
+    in which exchanges are free of cost.
     """
     ring = _ring(links, star)
     if ring.ranks(len(workers)) == 1:

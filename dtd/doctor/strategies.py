@@ -118,13 +118,10 @@ def world_of(
     spec: JobSpec,
     servers: Sequence[str] = (),
 ) -> World:
-    """The world of all these workers.
+    """The world of all these workers, by their measurements in the order of ranks.
 
-    Args:
-        steps: each worker's measurements, by name, in the order of ranks.
-        links: {"from", "to", "rtt_s", "bytes_per_s", "same_host"} of each direction.
-        spec: the job.
-        servers: the connected parameter servers.
+    `links` has {"from", "to", "rtt_s", "bytes_per_s", "same_host"} of each direction, `servers`
+    the connected parameter servers.
     """
     workers = list(steps)
     routes = divided = _routes(workers, (), links, spec)

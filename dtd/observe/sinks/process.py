@@ -59,9 +59,7 @@ class Sink(Protocol):
 class Delivery:
     """Passes entries on to a library; figures of a job that its process did not begin are dropped.
 
-    Args:
-        sink: the library.
-        say: takes remarks: a `state` (failing, works, refused), `why`, and how many were `dropped`.
+    `say` takes remarks: a `state` (failing, works, refused), `why`, and how many were `dropped`.
     """
 
     def __init__(self, sink: Sink, say: Callable[[dict[str, Any]], None]) -> None:

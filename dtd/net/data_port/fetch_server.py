@@ -16,7 +16,7 @@ from typing import Final
 
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.coding_link import Coding, CodingLink
-from dtd.net.data_port.resources import MEASURE_PREFIX, Blob, Resource, zeros
+from dtd.net.data_port.resources import PROBE_SCOPE, ZEROS, Blob, Resource
 from dtd.net.link import Link
 from dtd.wire import messages as m
 from dtd.wire.frames import MAX_HEADER_BYTES
@@ -157,8 +157,8 @@ class FetchHandler:
         if name.startswith(STORED):
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(None, self._open_on_disk, name)
-        if name.startswith(MEASURE_PREFIX):
-            return zeros(name)
+        if name == PROBE_SCOPE:
+            return ZEROS
         offer = self._offer(name)
         while not offer.done():
             await asyncio.wait([offer], timeout=STILL_WAITING_S)

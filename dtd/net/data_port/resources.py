@@ -7,16 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dtd.errors import RequestRefused
-
-MEASURE_PREFIX: Final = "measure/"
-MAX_MEASURED_BYTES: Final = 64 * 1024 * 1024
-PROBE_SCOPE: Final = f"{MEASURE_PREFIX}{MAX_MEASURED_BYTES}"
-"""The resource that a worker may fetch to test and measure its link to another worker."""
-
-ZEROS_BYTES: Final = 4 * 1024 * 1024
-_ZEROS: Final = memoryview(bytes(ZEROS_BYTES))
-
+PROBE_SCOPE: Final = "measure/67108864"
+"""The zeros that a worker may fetch to test and measure its link to another worker."""
 Reader = Callable[[int, int], "bytes | memoryview"]
 
 
@@ -67,25 +59,17 @@ def file_blob(path: Path) -> Blob:
     return Blob(name=path.name, size_bytes=path.stat().st_size, read=read)
 
 
-def zeros(name: str) -> Resource:
-    """The resource "measure/BYTES": BYTES zeros, to measure a link without touching any state.
+_ZEROS: Final = memoryview(bytes(4 * 1024 * 1024))
+"""As many as a range may have; all clients share them."""
 
-    All ranges come from one small buffer that all clients share.
-
-    Raises:
-        RequestRefused: BYTES is not a number, or is too large.
-    """
-    digits = name.removeprefix(MEASURE_PREFIX)
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= len(str(MAX_MEASURED_BYTES))):
-        raise RequestRefused(f"{name!r} does not state a number of bytes")
-    size_bytes = int(digits)
-    if not 0 < size_bytes <= MAX_MEASURED_BYTES:
-        raise RequestRefused(f"{name!r} is not in 1..{MAX_MEASURED_BYTES} bytes")
-    blob = Blob(name="zeros", size_bytes=size_bytes, read=_read_zeros, in_memory=True)
-    return Resource(manifest=b"", blobs=[blob])
-
-
-def _read_zeros(offset: int, length: int) -> memoryview:
-    """Ranges are checked against the blob and against the largest range before."""
-    del offset
-    return _ZEROS[:length]
+ZEROS: Final = Resource(
+    manifest=b"",
+    blobs=[
+        Blob(
+            name="zeros",
+            size_bytes=int(PROBE_SCOPE.rpartition("/")[2]),
+            read=lambda _offset, length: _ZEROS[:length],
+            in_memory=True,
+        )
+    ],
+)

@@ -51,7 +51,6 @@ ORIGIN: Final = "origin"
 """In a job's directory: the checkpoint that it starts from, if that was assembled here."""
 
 _NAME = re.compile(r"g(\d{6,})-s(\d{9,})")
-_MAX_MANIFEST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,8 +230,6 @@ def read_manifest(path: Path) -> Manifest:
     """
     file = path / MANIFEST_FILE
     try:
-        if file.stat().st_size > _MAX_MANIFEST_BYTES:
-            raise CheckpointError(f"{file} is larger than {_MAX_MANIFEST_BYTES} bytes")
         content = json.loads(file.read_bytes(), parse_constant=_refuse_constant)
         stated = content.pop("manifest_hash")
         if content["format"] not in READABLE:

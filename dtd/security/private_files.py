@@ -16,8 +16,6 @@ from typing import Any, Final
 from dtd.errors import ConfigError
 from dtd.host.durable import make_directory, sync_directory, synced
 
-LIMIT_BYTES: Final = 16 * 1024 * 1024
-
 _AS_OWNER: Final = "run the command as the user that owns the directory"
 _MAKE_ROOM: Final = "free space on that file system, and try again"
 _REMEDIES: Final = {
@@ -62,12 +60,12 @@ def read_private(path: Path, *, group_may_read: bool = False) -> bytes:
             an access list.
 
     Raises:
-        ConfigError: it cannot be read, is too large, or others can read it.
+        ConfigError: it cannot be read, or others can read it.
     """
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
-            content = file.read(LIMIT_BYTES + 1)
+            content = file.read()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     mode = stat.S_IMODE(status.st_mode)
@@ -76,8 +74,6 @@ def read_private(path: Path, *, group_may_read: bool = False) -> bytes:
             f"{path} is accessible to users other than its owner (mode {mode:04o})",
             remedy=f"if nobody has read it: chmod 600 {path}; otherwise revoke what it contains",
         )
-    if len(content) > LIMIT_BYTES:
-        raise ConfigError(f"{path} is larger than {LIMIT_BYTES} bytes")
     return content
 
 
@@ -97,12 +93,9 @@ def write_records(path: Path, records: list[dict[str, Any]]) -> None:
     """Replace a file of records.
 
     Raises:
-        ConfigError: it cannot be written, or could not be read again.
+        ConfigError: it cannot be written.
     """
-    content = json.dumps(records, indent=1).encode() + b"\n"
-    if len(content) > LIMIT_BYTES:
-        raise ConfigError(f"{path} would be larger than {LIMIT_BYTES} bytes: nothing was changed")
-    write_private(path, content)
+    write_private(path, json.dumps(records, indent=1).encode() + b"\n")
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

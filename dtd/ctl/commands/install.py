@@ -73,10 +73,9 @@ class Installation:
         """Return a host path's place in the tree that is written to."""
         return path if self.prefix is None else self.prefix / path.relative_to("/")
 
-    def say(self, verb: str, past: str, what: object, note: str = "") -> None:
+    def say(self, verb: str, past: str, what: object) -> None:
         """Note an action that was done, or would be."""
-        words = f"would {verb}" if self.dry_run else past
-        self.done.append(f"{words} {what}{note and f': {note}'}")
+        self.done.append(f"{f'would {verb}' if self.dry_run else past} {what}")
 
     def run(self, *command: str) -> None:
         """Call systemd, where it is this host that is changed."""

@@ -39,7 +39,9 @@ def wait(settings: Settings, job: str, *, timeout_s: float = math.inf) -> int:
         answer = await_end(settings, job, progress, timeout_s=timeout_s)
     except KeyboardInterrupt:
         progress.close()
-        _say_it_goes_on(job)
+        output.say(f"job {job} continues without this command")
+        output.say(f"  follow it:  dtdctl wait {job}   or   dtdctl status --watch")
+        output.say(f"  stop it:    dtdctl cancel {job}")
         return output.EXIT_INTERRUPTED
     finally:
         progress.close()
@@ -58,12 +60,6 @@ def wait(settings: Settings, job: str, *, timeout_s: float = math.inf) -> int:
             remedy=f"read what it printed with: dtdctl logs {job}",
         )
     return 0
-
-
-def _say_it_goes_on(job: str) -> None:
-    output.say(f"job {job} continues without this command")
-    output.say(f"  follow it:  dtdctl wait {job}   or   dtdctl status --watch")
-    output.say(f"  stop it:    dtdctl cancel {job}")
 
 
 def _held_up(settings: Settings, job: str) -> str:

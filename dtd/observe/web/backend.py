@@ -6,7 +6,6 @@ Without aiohttp, so that a coordinator that serves no page can be told of it.
 from __future__ import annotations
 
 import secrets
-import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,11 +105,6 @@ class Backend:
         context = authority.server_context()
         context.verify_mode = ssl.CERT_NONE
         return context
-
-    def public_host(self) -> str:
-        """Return the host in the URL of a page that is served at all addresses of this host."""
-        addresses = self.addresses()
-        return addresses[0].host if addresses else socket.gethostname()
 
 
 def _of_token(token: Token, name: str) -> Identity:

@@ -83,7 +83,8 @@ class WebServer:
         """The URL of the page for a browser of this host, or of another one."""
         host = self.address.host
         if self.address.is_wildcard:
-            host = self._backend.public_host()
+            others = self._backend.addresses()
+            host = others[0].host if others else socket.gethostname()
         scheme = "https" if self.logins.secured else "http"
         return f"{scheme}://{Address(host, self.address.port)}/"
 

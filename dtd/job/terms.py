@@ -36,14 +36,12 @@ class JobTerms:
     """The settings of one job that the coordinator decides by, named as in the job file.
 
     Attributes:
-        name, task, global_batch_size: of the table `job`; "" or 0 where it does not say.
+        name, task, global_batch_size: "" or 0 where the job does not say.
         epochs: None for a job that counts in steps.
-        sandbox: of the table `job`; workers whose own is laxer than "strict" refuse such a job.
-        min_workers, max_workers, priority, by_hand, settle_s: of the table `elastic`.
+        sandbox: workers whose own is laxer than "strict" refuse such a job.
         least, most: the ends of `elastic.workers`; 0: the job takes all workers.
-        warmup_timeout_s, stall_timeout_s, busy_timeout_s: of the table `elastic`.
-        copies: of the table `checkpoint`; 0 for a launched script, which saves its state itself.
-        strategy: the table `strategy`, as far as it is known here.
+        copies: 0 for a launched script, which saves its state itself.
+        strategy: the table, as far as it is known here.
     """
 
     name: str = ""

@@ -51,7 +51,7 @@ _NEEDS_SYSTEMD: Final = re.compile(r"systemd-([0-9]+)\.conf")
 _PLAIN_PATH: Final = re.compile(r"[A-Za-z0-9/._+@-]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Parts:
     """The units and settings to install, for the whole host or in a user's `config_home`."""
 
@@ -61,10 +61,9 @@ class Parts:
 
 
 @dataclass(slots=True, kw_only=True)
-class Installation:
+class Installation(Parts):
     """One call of install or uninstall, its actions, and the root of the tree that it writes to."""
 
-    parts: Parts
     prefix: Path | None = None
     dry_run: bool = False
     done: list[str] = field(default_factory=list)
@@ -90,7 +89,7 @@ class Installation:
         self.say("run", "ran", " ".join(command))
 
     def systemctl(self, *arguments: str) -> None:
-        self.run("systemctl", *(() if self.parts.config_home is None else ("--user",)), *arguments)
+        self.run("systemctl", *(() if self.config_home is None else ("--user",)), *arguments)
 
 
 def install(
@@ -108,10 +107,10 @@ def install(
     daemons = daemons_directory()
     _check_visible(made, daemons)
     version = _systemd_version()
-    files = service_files(made.parts, daemons=daemons, systemd_version=version)
+    files = service_files(made, daemons=daemons, systemd_version=version)
     for path, text in files.items():
         _write(made, made.place(path), text)
-    if made.parts.config_home is None:
+    if made.config_home is None:
         declared = {path.parent.name: str(path) for path in files}
         made.run("systemd-sysusers", declared["sysusers.d"])
         made.run("systemd-tmpfiles", "--create", declared["tmpfiles.d"])
@@ -132,14 +131,14 @@ def uninstall(
     """Stop the services and remove their files; with `purge` also settings and state."""
     made = _installation(coordinator, worker, user, prefix, dry_run)
     _require_rights(made, "uninstall")
-    files = _all_files(made.parts)
+    files = _all_files(made)
     _stop_services(made, {path.name for path in files if made.place(path).exists()})
     for path in files:
         if path.name != _OF_BOTH or not _other_part_remains(made):
             _remove(made, made.place(path), purge=purge)
     directories = {path.parent for path in files}
     if purge:
-        for directory, pattern in data_patterns(made.parts):
+        for directory, pattern in data_patterns(made):
             directories.add(directory)
             for path in sorted(made.place(directory).glob(pattern)):
                 _delete(made, path)
@@ -220,9 +219,8 @@ def _remove_empty_directories(made: Installation, directories: Iterable[Path]) -
 
 def _other_part_remains(made: Installation) -> bool:
     """Only one part goes, and the other one's unit is here."""
-    parts = made.parts
     other = Parts(
-        coordinator=not parts.coordinator, worker=not parts.worker, config_home=parts.config_home
+        coordinator=not made.coordinator, worker=not made.worker, config_home=made.config_home
     )
     paths = [path for path in _all_files(other) if path.suffix == ".service"]
     return any(made.place(path).exists() for path in paths)
@@ -234,7 +232,7 @@ def _all_files(parts: Parts) -> dict[Path, str]:
 
 
 def _require_rights(made: Installation, command: str) -> None:
-    elsewhere = made.dry_run or made.prefix is not None or made.parts.config_home is not None
+    elsewhere = made.dry_run or made.prefix is not None or made.config_home is not None
     if os.geteuid() != 0 and not elsewhere:
         raise UsageError(
             f"{command} changes the services of the whole host, which requires root",
@@ -245,7 +243,7 @@ def _require_rights(made: Installation, command: str) -> None:
 
 def _check_visible(made: Installation, daemons: Path) -> None:
     hidden = hidden_place(daemons)
-    if not hidden or made.parts.config_home is not None:
+    if not hidden or made.config_home is not None:
         return
     problem = f"{hidden} is hidden from system services"
     remedy = "create the environment in /opt/dtd (python3 -m venv /opt/dtd), or install with --user"
@@ -255,13 +253,13 @@ def _check_visible(made: Installation, daemons: Path) -> None:
 
 
 def _next_steps(made: Installation) -> list[str]:
-    user = "" if made.parts.config_home is None else "--user "
+    user = "" if made.config_home is None else "--user "
     steps = []
     if made.prefix is not None:
         steps.append("systemd-sysusers; systemd-tmpfiles --create; systemctl daemon-reload (there)")
-    if made.parts.coordinator:
+    if made.coordinator:
         steps.append(f"systemctl {user}enable --now dtd-coordinator")
-    if made.parts.worker:
+    if made.worker:
         steps += [
             "dtd-worker join TOKEN (if the coordinator is on another host: `dtdctl token create`)",
             f"systemctl {user}enable --now dtd-workers.target dtd-worker@cpu (or dtd-worker@cuda0)",
@@ -284,12 +282,13 @@ def _installation(
     coordinator: bool, worker: bool, user: bool, prefix: Path | None, dry_run: bool
 ) -> Installation:
     both = coordinator == worker
-    parts = Parts(
+    return Installation(
         coordinator=coordinator or both,
         worker=worker or both,
         config_home=config_home(remedy="set HOME") if user else None,
+        prefix=prefix and prefix.absolute(),
+        dry_run=dry_run,
     )
-    return Installation(parts=parts, prefix=prefix and prefix.absolute(), dry_run=dry_run)
 
 
 def daemons_directory() -> Path:

@@ -15,11 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.simple_server import WSGIRequestHandler
 
 import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from dtd.address import Address
@@ -147,8 +148,7 @@ class _Handler(WSGIRequestHandler):
         """Log nothing: a scrape every few seconds is no news."""
 
 
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    daemon_threads = True
+class _Server(ThreadingWSGIServer):
     request_queue_size = 128
 
     def __init__(self, address: Address, context: Context | None) -> None:

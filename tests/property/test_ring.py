@@ -602,6 +602,6 @@ def test_a_large_bucket_with_many_chunks_in_flight(seed: int, lending: float) ->
 
 @pytest.mark.parametrize("strides", [(), (1, 4, 32), (1,)])
 def test_a_large_world(strides: tuple[int, ...]) -> None:
-    steps = [[64 * 3 + 5, 10, 2]]
+    steps = [[40 * 3 + 5, 10, 2]]
     random = Random(1)
-    run_network(64, steps, chunk_elements=20, slots=8, lending=0.5, random=random, strides=strides)
+    run_network(40, steps, chunk_elements=20, slots=8, lending=0.5, random=random, strides=strides)

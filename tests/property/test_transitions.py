@@ -44,7 +44,7 @@ from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
 EVENTS = 1_500
-SEEDS = range(40)
+SEEDS = range(24)
 STEPS = 30
 _LEAVES = m.Frozen | m.Finished
 WARMED = m.Warmed(

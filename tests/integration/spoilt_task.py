@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -90,19 +89,6 @@ class OwnOptimizer(Plain):
         self._critic.step()
         self._critic.zero_grad()
         return nn.functional.mse_loss(made, y) - critic(made).mean()
-
-
-class KilledLoader(Plain):
-    """One of its loader processes is killed on every worker, as by a lack of memory."""
-
-    def __init__(self) -> None:
-        self._losses = 0
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        self._losses += 1
-        if self._losses == 7:
-            multiprocessing.active_children()[0].kill()
-        return super().loss(model, batch)
 
 
 class BadHost(Plain):

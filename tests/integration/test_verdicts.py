@@ -64,15 +64,6 @@ def test_a_hook_changes_the_model_that_is_trained_when_training_begins_again(dae
     assert len(set(digests)) == 1
 
 
-def test_a_killed_loader_process_is_replaced(daemons):
-    job = submit(daemons, "KilledLoader", "train.loader_workers=1", "elastic.workers=1")
-    answer = daemons.wait(job)
-    assert (answer["state"], answer["reason"]) == ("done", "")
-    assert len(daemons.events("loader_restarted", job)) == 1
-    assert len(daemons.events("generation_running", job)) == 1
-    assert answer["result"]["rows_missing"] == answer["result"]["rows_repeated"] == 0
-
-
 def bad_host(daemons, name, **task):
     """The overrides of a job that meets a bad host."""
     task = {"mark": str(daemons.directory / name), **task}

@@ -12,7 +12,7 @@ from tests.integration.conftest import PATIENCE_S, Daemons
 
 pytestmark = pytest.mark.integration
 
-STOP_AT = 12
+STOP_AT = 8
 KILLED = "worker-2"
 STRATEGIES = {
     "float32": (),
@@ -51,8 +51,11 @@ def trained(daemons, lossless, strategy):
     """(traffic before a worker was killed, the digest at the end)."""
     daemons.await_idle()
     gates = daemons.hold(STOP_AT + 1)
-    settings = ("job.task=wide_task:Wide", "elastic.min_workers=3", f"sync.lossless={lossless}")
-    job = daemons.submit(*settings, *strategy, gates=gates)
+    job = daemons.submit(
+        *("job.task=wide_task:Wide", "job.epochs=2", "elastic.min_workers=3"),
+        *(f"sync.lossless={lossless}", *strategy),
+        gates=gates,
+    )
     found = []
     daemons.until(job, lambda: bool(found) or found.extend(traffic_at(daemons, STOP_AT)))
     daemons.ask(m.KillWorker(name=KILLED, signal="KILL"))

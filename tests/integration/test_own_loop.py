@@ -138,8 +138,8 @@ def test_what_is_no_script_is_refused(dtdctl: Command) -> None:
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "docs" / "examples" / "loops").glob("*.py"))
 SMALL = {"classify": ["--epochs", "1"], "gpt": ["--steps", "20"]}
-ALONE = {"lora"}
-"""Each worker would import Transformers, for seconds."""
+ALONE = {"classify", "lora"}
+"""Each worker would import what they need, for seconds."""
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

@@ -32,6 +32,7 @@ API: Final = "/api/"
 KEY_HEADER: Final = "X-Dtd-Key"
 READING: Final = frozenset({"GET", "HEAD"})
 JSON: Final = "application/json"
+HTTP_NOT_MODIFIED: Final = 304
 HTTP_REFUSED: Final = 400
 HTTP_LOGIN: Final = 401
 HTTP_FORBIDDEN: Final = 403
@@ -201,6 +202,16 @@ def static_files() -> dict[str, Path]:
     return {**found, CHARTS: library / "plotly.min.js"}
 
 
+class _PageFile(web.FileResponse):
+    """A file, compressed if the browser takes it so."""
+
+    def set_status(self, status: int, reason: str | None = None) -> None:
+        """Set the status; an answer that has no body must not have the end of a compressed one."""
+        super().set_status(status, reason)
+        if status == HTTP_NOT_MODIFIED:
+            self.enable_compression(web.ContentCoding.identity)
+
+
 def file_answer(path: str, files: Mapping[str, Path]) -> web.StreamResponse:
     """One of the page's files; the browser asks each time whether its copy is still the same."""
     if path in _MADE:
@@ -208,6 +219,6 @@ def file_answer(path: str, files: Mapping[str, Path]) -> web.StreamResponse:
         return web.Response(text=text, content_type=content_type, charset="utf-8")
     if path not in files:
         return refused(404, "there is no such file")
-    answer = web.FileResponse(files[path], headers={"Cache-Control": "no-cache"})
+    answer = _PageFile(files[path], headers={"Cache-Control": "no-cache"})
     answer.enable_compression()  # also since sendfile would get round the limit for unread data
     return answer

@@ -118,9 +118,11 @@ def test_files_are_compressed_and_sent_once(
     assert answer.getheader("Content-Encoding") == "gzip"
     assert str(answer.getheader("Content-Type")).replace("application/j", "text/j") == kind
     assert gzip.decompress(answer.read())
-    tag = str(answer.getheader("ETag"))
-    connection.request("GET", f"/{path}", headers={"If-None-Match": tag})
-    assert connection.getresponse().status == 304
+    known = {"Accept-Encoding": "gzip", "If-None-Match": str(answer.getheader("ETag"))}
+    for _ in range(2):  # what follows an answer without a body is the next answer
+        connection.request("GET", f"/{path}", headers=known)
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (304, b"")
     connection.close()
 
 

@@ -58,8 +58,10 @@ from dtd.worker.files.models import MODELS, PREFIX, PinnedModels, open_model
 from dtd.worker.job.job_thread import Facilities, OwnScript
 from dtd.worker.job.output import JobLines, OutputPipe
 from dtd.worker.job.training import Training
-from dtd.worker.measure import PREFIX as PROFILES
-from dtd.worker.measure import PROFILE, PeerDiagnostics, Profiles, measure, probe
+from dtd.worker.measure.links import PeerDiagnostics, probe
+from dtd.worker.measure.measure import measure
+from dtd.worker.measure.profiles import PREFIX as PROFILES
+from dtd.worker.measure.profiles import PROFILE, Profiles
 from dtd.worker.process.host_checks import ATEN_CPU_CAPABILITY
 from dtd.worker.status import TrafficMeter, status_line
 

@@ -1,4 +1,4 @@
-"""Tests whether a simulated worker can fetch from another; counterpart of `dtd.worker.measure`."""
+"""Tests whether a simulated worker can fetch from another, as `dtd.worker.measure.links` does."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-import dtd.worker.measure as measure_module
+import dtd.worker.measure.measure as measure_module
 from dtd.config import WorkerConfig
 from dtd.errors import TaskError
 from dtd.net.data_port.resources import PROBE_SCOPE
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
-from dtd.worker.measure import measure
+from dtd.worker.measure.measure import measure
 from tests.unit.worker.conftest import WORKER_SECRET
 
 PATIENCE_S = 30.0

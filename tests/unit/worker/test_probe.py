@@ -8,7 +8,7 @@ from dtd.address import Address
 from dtd.net.data_port.resources import PROBE_SCOPE
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
-from dtd.worker.measure import PROBE_BYTES, probe
+from dtd.worker.measure.links import PROBE_BYTES, probe
 from tests.unit.worker.conftest import WORKER_SECRET
 
 PATIENCE_S = 60.0
@@ -75,7 +75,7 @@ async def test_a_path_that_loses_what_is_large_is_no_path(data_port, monkeypatch
     _, address = data_port
     async with NarrowPath(address, 2 * PROBE_BYTES) as wide:
         assert (await probed(wide)).reachable
-    monkeypatch.setattr("dtd.worker.measure.MOST_S", 0.2)
+    monkeypatch.setattr("dtd.worker.measure.links.MOST_S", 0.2)
     async with NarrowPath(address, PROBE_BYTES) as narrow:
         answer = await probed(narrow)
     assert (answer.reachable, answer.greeted) == (False, True)

@@ -1,0 +1,1 @@
+"""Measurements of this worker: its host, its links, steps of a job, and their profiles."""

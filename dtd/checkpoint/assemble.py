@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import xxhash
 
 from dtd.checkpoint.choice import fewest, missing
+from dtd.checkpoint.drafts import Drafts
 from dtd.checkpoint.format import (
     FORMAT,
     MANIFEST_FILE,
@@ -30,7 +31,6 @@ from dtd.checkpoint.format import (
     verify,
 )
 from dtd.checkpoint.tensor_file import FILES, FileMerge, PartFiles, TensorInfo
-from dtd.checkpoint.writer import Drafts
 from dtd.engine.shards import ShardSet
 from dtd.errors import CheckpointError, PartsDiffer
 from dtd.host.durable import make_directory, sync_directory, synced

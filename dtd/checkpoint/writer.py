@@ -6,26 +6,14 @@ parent, retention.  A draft without agreement is discarded.  Metrics are added t
 checkpoint after its evaluation.  Disk errors are reported as `Failure`s and never raised in the
 training thread.
 
-Several writers may share a directory: each uses a unique name for its draft, and a writer that
-finds the same state already published is done.  The snapshot's memory belongs to the writer until
-it is written.  Tensors are passed as bytes; this file does not import torch.
-
-Retention keeps the newest by number, age and space, and the best by a metric.  A job that falls
-back to an older state begins a branch: newer checkpoints of before are on no way to anything that
-is trained now, and nobody can make them again, so they stay, for an operator to delete, and count
-for none of the rules.  A directory is renamed before it is removed, so what is half removed does
-not look like a damaged checkpoint.
+The snapshot's memory belongs to the writer until it is written.  Tensors are passed as bytes; this
+file does not import torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import math
-import os
-import secrets
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -35,98 +23,21 @@ from typing import Final
 
 import xxhash
 
+from dtd.checkpoint.drafts import Drafts, remove
 from dtd.checkpoint.format import (
     MANIFEST_FILE,
     ORIGIN,
-    TEMPORARY,
     Manifest,
     checkpoint_name,
     encode_manifest,
-    list_checkpoints,
-    parse_name,
     read_manifest,
     verify,
 )
+from dtd.checkpoint.retention import Rules, retain
 from dtd.checkpoint.tensor_file import FileInfo, TensorInfo, encode_header
-from dtd.cluster.generation.branches import Branch, is_left
+from dtd.cluster.generation.branches import Branch
 from dtd.errors import CheckpointError
 from dtd.host.durable import make_directory, sync_directory, synced
-from dtd.job import JobSpec
-from dtd.job.tables import lower_is_better
-
-
-class Drafts:
-    """One writer's drafts of one job's checkpoints."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._suffix = f"{os.getpid()}.{secrets.token_hex(4)}"
-        self._locks: dict[str, int] = {}
-
-    def path(self, name: str) -> Path:
-        return self._directory / f"{TEMPORARY}{name}-{self._suffix}"
-
-    def make(self, name: str) -> Path:
-        """An empty draft that nobody else touches."""
-        path = self.path(name)
-        path.mkdir()
-        descriptor = os.open(path, os.O_RDONLY)
-        self._locks[name] = descriptor
-        with contextlib.suppress(OSError):  # some file systems have no locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return path
-
-    def rename(self, name: str, target: Path) -> None:
-        """Make the draft the checkpoint.
-
-        Raises:
-            OSError: the draft is gone, or something lies there already.
-        """
-        self.path(name).rename(target)
-
-    def clear(self, name: str, target: Path) -> None:
-        """Remove the draft's target, unless another writer has just done so."""
-        aside = target.with_name(f"{TEMPORARY}{name}-{self._suffix}.damaged")
-        with contextlib.suppress(FileNotFoundError):
-            target.rename(aside)
-            remove(aside)
-
-    def remove(self, name: str) -> None:
-        """Release a draft, and remove it unless it was renamed."""
-        remove(self.path(name))
-        descriptor = self._locks.pop(name, None)
-        if descriptor is not None:
-            os.close(descriptor)
-
-    def remove_leftovers(self, generation: int) -> None:
-        """Remove drafts of earlier generations whose writers are dead."""
-        for path in self._directory.glob(f"{TEMPORARY}*"):
-            key = parse_name(path.name.removeprefix(TEMPORARY).rpartition("-")[0])
-            if key is None or (key[0] < generation and not _is_locked(path)):
-                remove(path)
-
-
-def remove(directory: Path) -> None:
-    """Remove a directory with all that is in it; if that does not work, it stays."""
-    with contextlib.suppress(OSError):
-        shutil.rmtree(directory)
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return False
-
 
 _TRIES: Final = 8
 """Each failure means that another writer has just created or removed the target."""
@@ -401,105 +312,3 @@ def _failure(name: str, error: Exception, *, saved: bool = False) -> Failure:
 
 def _nothing() -> None:
     """A task that is done when all earlier ones are."""
-
-
-_DAY_S = 86400.0
-_GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """Rules by which a worker keeps a job's checkpoints; the newest and the best always stay.
-
-    Attributes:
-        best_mode: "min", "max", or empty for the rule by the metric's name.
-        keep_days: those not older than this; 0 for any age.
-        keep_bytes: the newest in so much room; 0 for any.
-    """
-
-    keep: int
-    best_metric: str = ""
-    best_mode: str = ""
-    keep_days: float = 0.0
-    keep_bytes: int = 0
-
-
-def rules_of(spec: JobSpec) -> Rules:
-    """A job's rules."""
-    table = spec.checkpoint
-    return Rules(
-        keep=table.keep,
-        best_metric=table.best_metric,
-        best_mode=table.best_mode,
-        keep_days=table.keep_days,
-        keep_bytes=int(table.keep_gib * _GIB),
-    )
-
-
-def retain(
-    directory: Path, rules: Rules, *, now_unix_s: float, branches: Sequence[Branch] = ()
-) -> tuple[str, ...]:
-    """Remove a job's superfluous checkpoints; return the names of the others, newest first."""
-    known = list_checkpoints(directory.parent, directory.name)
-    left = {path for path in known if is_left(parse_name(path.name) or (0, 0), branches)}
-    paths = [path for path in known if path not in left]
-    best = best_checkpoint(paths, rules.best_metric, rules.best_mode)
-    always = [*paths[:1], *([best] if best is not None else [])]
-    staying = {*always, *_young(paths[: max(1, rules.keep)], rules, now_unix_s)}
-    staying -= _too_much(sorted(staying - {*always}, key=paths.index), always, rules)
-    for path in paths:
-        if path not in staying:
-            doomed = path.with_name(f"{TEMPORARY}{path.name}-old")
-            with contextlib.suppress(OSError):  # it stays another time
-                path.rename(doomed)
-                shutil.rmtree(doomed)
-    return tuple(path.name for path in known if path in staying | left)
-
-
-def _young(paths: Sequence[Path], rules: Rules, now_unix_s: float) -> list[Path]:
-    """Those that are not too old."""
-    if not rules.keep_days:
-        return [*paths]
-    oldest_s = now_unix_s - rules.keep_days * _DAY_S
-    return [path for path in paths if _written_s(path, now_unix_s) >= oldest_s]
-
-
-def _too_much(paths: Sequence[Path], always: Sequence[Path], rules: Rules) -> set[Path]:
-    """Those for which there is no room beside what always stays and newer ones, newest first."""
-    if not rules.keep_bytes:
-        return set()
-    taken_bytes = sum(map(_size_bytes, {*always}))
-    for number, path in enumerate(paths):
-        taken_bytes += _size_bytes(path)
-        if taken_bytes > rules.keep_bytes:
-            return {*paths[number:]}
-    return set()
-
-
-def _written_s(path: Path, now_unix_s: float) -> float:
-    """When it was written; what cannot be told counts as now, so nothing is removed for it."""
-    try:
-        return (path / MANIFEST_FILE).stat().st_mtime
-    except OSError:
-        return now_unix_s
-
-
-def _size_bytes(path: Path) -> int:
-    try:
-        return sum(file.stat().st_size for file in path.iterdir())
-    except OSError:
-        return 0
-
-
-def best_checkpoint(paths: Sequence[Path], metric: str, mode: str = "") -> Path | None:
-    """The best by a metric, of equal ones the newest; None if none has it."""
-    sign = -1.0 if lower_is_better(metric, mode) else 1.0
-    best: tuple[float, Path] | None = None
-    for path in paths if metric else ():
-        try:
-            value = read_manifest(path).metrics.get(metric, math.nan)
-        except CheckpointError:
-            continue
-        if not math.isnan(value) and (best is None or sign * value > best[0]):
-            best = (sign * value, path)
-    return best[1] if best else None

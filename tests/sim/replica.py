@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from dtd.checkpoint.format import checkpoint_name
-from dtd.checkpoint.writer import Rules, retain
+from dtd.checkpoint.retention import Rules, retain
 from dtd.cluster.generation.branches import Branch
 from dtd.engine.shards import ShardSet
 from dtd.wire import messages as m

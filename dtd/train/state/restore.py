@@ -8,7 +8,7 @@ the way; what turns out to be damaged then is offered no more.
 Where the state is sharded, a checkpoint here is this worker's part of it.  Others may lack theirs
 of the newest one, and the job may go on from an older one: this worker offers all that it has.  A
 part of another job's checkpoint, or none where it is on parameter servers, is not enough to start
-from: the other parts are fetched first (`dtd.worker.files.checkpoints`).
+from: the other parts are fetched first (`dtd.worker.files.checkpoint_parts`).
 """
 
 from __future__ import annotations

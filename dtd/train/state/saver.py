@@ -28,8 +28,9 @@ from dtd.checkpoint.format import (
     Progress,
     checkpoint_name,
 )
+from dtd.checkpoint.retention import rules_of
 from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE, HeldTensor, Part, placed
-from dtd.checkpoint.writer import CheckpointWriter, Draft, Failure, RawTensor, rules_of
+from dtd.checkpoint.writer import CheckpointWriter, Draft, Failure, RawTensor
 from dtd.cluster.generation.branches import Branch
 from dtd.engine.digests import DeferredDigest, ShardDigests
 from dtd.engine.shards import WHOLE, ShardSet

@@ -38,7 +38,7 @@ from dtd.text.shown import one_line
 from dtd.wire import messages as m
 from dtd.wire.session import DataCredential
 from dtd.worker.environment.packages import task_digest
-from dtd.worker.files.checkpoints import ask_for_parts, collect
+from dtd.worker.files.checkpoint_parts import ask_for_parts, collect
 from dtd.worker.job.fetch import fetch_state
 from dtd.worker.job.job_thread import Facilities, JobThread
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from dtd.checkpoint.format import FORMAT, Manifest
+from dtd.checkpoint.retention import Rules
 from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE
-from dtd.checkpoint.writer import CheckpointWriter, Draft, RawTensor, Rules
+from dtd.checkpoint.writer import CheckpointWriter, Draft, RawTensor
 
 
 def manifest(step: int, generation: int = 1) -> Manifest:

@@ -17,8 +17,9 @@ from dtd.checkpoint.format import (
     newest_complete,
     verify,
 )
+from dtd.checkpoint.retention import Rules
 from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE
-from dtd.checkpoint.writer import CheckpointWriter, Rules
+from dtd.checkpoint.writer import CheckpointWriter
 from dtd.errors import CheckpointError
 
 

@@ -12,15 +12,11 @@ import pytest
 import safetensors.numpy
 
 import dtd.checkpoint.writer as writer_module
+from dtd.checkpoint.drafts import Drafts
 from dtd.checkpoint.format import PART_FORMAT, checkpoint_name, list_checkpoints, verify
+from dtd.checkpoint.retention import Rules
 from dtd.checkpoint.tensor_file import MODEL_FILE, Part
-from dtd.checkpoint.writer import (
-    CheckpointWriter,
-    Drafts,
-    Failure,
-    Published,
-    Rules,
-)
+from dtd.checkpoint.writer import CheckpointWriter, Failure, Published
 from tests.shards import held_shards
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from dtd.checkpoint.format import MANIFEST_FILE, checkpoint_name
+from dtd.checkpoint.retention import Rules
 from dtd.checkpoint.tensor_file import MODEL_FILE, OPTIMIZER_FILE
-from dtd.checkpoint.writer import CheckpointWriter, Published, Rules
+from dtd.checkpoint.writer import CheckpointWriter, Published
 from dtd.host.durable import make_directory
 
 FILES = {MANIFEST_FILE, MODEL_FILE, OPTIMIZER_FILE}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtd.checkpoint.format import checkpoint_name, list_checkpoints
-from dtd.checkpoint.writer import Rules, best_checkpoint, retain
+from dtd.checkpoint.retention import Rules, best_checkpoint, retain
 from dtd.cluster.generation.branches import Branch
 
 

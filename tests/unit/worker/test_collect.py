@@ -19,7 +19,7 @@ from dtd.net.clients.blocking_link import connect_tcp
 from dtd.wire import messages as m
 from dtd.worker.control import Requests
 from dtd.worker.files import checkpoints as collecting
-from dtd.worker.files.checkpoints import ask_for_parts, collect
+from dtd.worker.files.checkpoint_parts import ask_for_parts, collect
 from tests.checkpoint_parts import random_state, write_part, write_whole
 from tests.shards import held_shards
 

@@ -174,12 +174,11 @@ def main(given):
 def checkout(tmp_path: Path) -> Path:
     """A directory with a package dtd whose worker tells in which interpreter it runs."""
     worker = tmp_path / "checkout" / "dtd" / "worker"
-    worker.mkdir(parents=True)
-    for package in (worker.parent, worker):
+    (worker / "process").mkdir(parents=True)
+    for package in (worker.parent, worker, worker / "process"):
         (package / "__init__.py").touch()
-    for module in (program, process_state):
-        assert module.__file__ is not None
-        shutil.copy(module.__file__, worker)
+    shutil.copy(program.__file__, worker)
+    shutil.copy(process_state.__file__, worker / "process")
     (worker / "main.py").write_text(WORKER)
     return worker.parents[1]
 

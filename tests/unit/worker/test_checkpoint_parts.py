@@ -18,7 +18,7 @@ from dtd.errors import HolderUnreachable
 from dtd.net.clients.blocking_link import connect_tcp
 from dtd.wire import messages as m
 from dtd.worker.control import Requests
-from dtd.worker.files import checkpoints as collecting
+from dtd.worker.files import checkpoint_parts as collecting
 from dtd.worker.files.checkpoint_parts import ask_for_parts, collect
 from tests.checkpoint_parts import random_state, write_part, write_whole
 from tests.shards import held_shards

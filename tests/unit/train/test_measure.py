@@ -113,9 +113,9 @@ def test_a_step_is_measured_with_all_updates_that_it_may_make(monkeypatch):
 
     Buckets of several updates wait for one another, so no strategies are compared.
     """
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(ROOT / "docs" / "examples")
     monkeypatch.setattr(sys, "path", sys.path.copy())
-    asked = to_mapping(load_job(ROOT / "docs" / "examples" / "gan.toml"))
+    asked = to_mapping(load_job(Path("gan.toml")))
     answer = measure(asked, device="cpu", threads=1, worlds=[1, 2], limit_s=0.0)
     assert len(answer["buckets"]) == len(answer["worlds"]["2"]["ready_s"]) == 4
     assert "candidates" not in answer

@@ -21,11 +21,13 @@ from aiohttp import web
 from dtd.errors import DtdError
 from dtd.observe.web.backend import Backend, WebCaller
 from dtd.observe.web.http import HTTP_TOO_MANY, dumped, refused, safe
-from dtd.observe.web.logins import Session
+from dtd.observe.web.logins import Session, holder_of
 from dtd.wire import messages as m
 
 EVERY_S: Final = 1.0
 MAX_WATCHERS: Final = 64
+MAX_OF_HOLDER: Final = 8
+"""Pages of one token or credential, so that others can watch, too."""
 STILL_HERE_S: Final = 15.0
 BUFFER_BYTES: Final = 64 * 1024
 RETRY_MS: Final = 2000
@@ -75,8 +77,9 @@ class Live:
 
     async def watch(self, request: web.Request, session: Session) -> web.StreamResponse:
         """Send updates to a browser until it leaves or its session ends."""
-        if len(self._watchers) >= MAX_WATCHERS:
-            why = f"{MAX_WATCHERS} pages are watching already"
+        holders = [holder_of(one.session) for one in self._watchers]
+        if len(holders) >= MAX_WATCHERS or holders.count(holder_of(session)) >= MAX_OF_HOLDER:
+            why = f"{MAX_WATCHERS} pages, or {MAX_OF_HOLDER} of this login, are watching already"
             return refused(HTTP_TOO_MANY, why, "close some, or reload later")
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         compressed = "deflate" in request.headers.get("Accept-Encoding", "")

@@ -260,6 +260,12 @@ class Logins:
         return refused(HTTP_LOGIN, why, remedy)
 
 
+def holder_of(session: Session) -> str:
+    """The token or credential for which a session's use counts; it may have many."""
+    identity = session.holder
+    return f"{identity.role}/{identity.credential or identity.name}"
+
+
 def caller(session: Session, request: web.Request) -> WebCaller:
     """Return a request's sender, as the coordinator's handlers know callers."""
     return WebCaller(identity=session.holder, host=request.remote or "?")

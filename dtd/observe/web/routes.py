@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 
@@ -22,7 +23,7 @@ from dtd.observe.report.render import to_html
 from dtd.observe.web.backend import Backend
 from dtd.observe.web.http import HTTP_LOGIN, INDEX, JSON, encoded, file_answer, refused
 from dtd.observe.web.live import Live
-from dtd.observe.web.logins import Logins, Session, caller
+from dtd.observe.web.logins import Logins, Session, caller, holder_of
 from dtd.rules import did_you_mean
 from dtd.text import figures
 from dtd.text.json_reader import read_json
@@ -104,6 +105,9 @@ MAX_BODY_BYTES: Final = 64 * 1024
 SMALL_BYTES: Final = 1024
 """Answers up to here are not compressed."""
 
+ANSWERS_UNDER_WAY: Final = 8
+"""Most at a time for one token or credential, however often logged in; more wait."""
+
 LINES_AT_ONCE: Final = 500
 PAGES_AT_ONCE: Final = 20
 """Pages of a job's output that one search looks through; the cursor of its answer goes on."""
@@ -126,6 +130,7 @@ class Routes:
         self._logins = logins
         self._live = live
         self._files = files
+        self._under_way: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_get("/", self._file)
@@ -144,15 +149,15 @@ class Routes:
             "/api/checkpoints": lambda request: m.ListCheckpoints(job=request.query.get("job", "")),
         }
         for path, made in asks.items():
-            app.router.add_get(path, self._for_session(self._asks(made)))
+            app.router.add_get(path, self._for_session(self._in_turn(self._asks(made))))
         for path, answer in (
             ("/api/me", self._me),
-            ("/api/jobs/{job}/logs", self._logs),
-            ("/api/jobs/{job}/report", self._report),
+            ("/api/jobs/{job}/logs", self._in_turn(self._logs)),
+            ("/api/jobs/{job}/report", self._in_turn(self._report)),
             ("/api/live", self._live.watch),
         ):
             app.router.add_get(path, self._for_session(answer))
-        app.router.add_post("/api/act", self._for_session(self._act))
+        app.router.add_post("/api/act", self._for_session(self._in_turn(self._act)))
         app.router.add_post("/api/logout", self._for_session(self._logins.log_out))
 
     # --- without a session ---------------------------------------------------------------------
@@ -178,6 +183,16 @@ class Routes:
             return await answer(request, session)
 
         return handler
+
+    def _in_turn(self, answer: OfSession) -> OfSession:
+        """Answer a few requests of one holder at a time."""
+
+        async def answered(request: web.Request, session: Session) -> web.StreamResponse:
+            holder, fresh = holder_of(session), asyncio.Semaphore(ANSWERS_UNDER_WAY)
+            async with self._under_way.setdefault(holder, fresh):
+                return await answer(request, session)
+
+        return answered
 
     def _asks(self, made: Callable[[web.Request], m.Message]) -> OfSession:
         async def answer(request: web.Request, session: Session) -> web.StreamResponse:

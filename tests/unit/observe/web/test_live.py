@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,6 +70,19 @@ async def test_whose_session_ends_is_told_and_let_go(served: Served) -> None:
         served.is_open = False
         assert (await reader.content.read()).endswith(b"event: ended\ndata: {}\n\n")
     assert served.live._watchers == set()
+
+
+async def test_one_login_leaves_room_for_others(served: Served) -> None:
+    async with ClientSession() as session, AsyncExitStack() as open_pages:
+
+        async def watch() -> int:
+            answer = session.get(served.server.make_url("/live"))
+            return (await open_pages.enter_async_context(answer)).status
+
+        assert {await watch() for _ in range(live.MAX_OF_HOLDER)} == {200}
+        assert await watch() == 429
+        served.session = replace(SESSION, holder=replace(WHO, name="ada"))
+        assert await watch() == 200
 
 
 class Known(Changing):

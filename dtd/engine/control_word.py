@@ -56,7 +56,7 @@ class Flags(NamedTuple):
 
 NO_FLAGS: Final = Flags()
 _BITS: Final = (0x04, 0x08, 0x10, 0x20)
-"""Of the flags, in their order."""
+"""The bits of the flags, in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The measurement of lossless coding (`dtd.planes`) on a job's own gradients.
 
 What is left of their bytes depends on the values, and the coder's rate on the host.  From both the
-doctor forecasts links that code (`dtd.doctor.forecast.Coder`).
+doctor forecasts links that code (`dtd.doctor.transfer.Coder`).
 """
 
 from __future__ import annotations
